@@ -1,30 +1,31 @@
 # Everything runs in .venv, which `make` creates; it needs only Python 3.11 or newer.
 #
-#   make train   train a chat agent in about a minute (main job); prints a figure, writes a plot
+#   make train   train a chat agent in about a minute (the main job), print a score and save a plot
 #   make real    train a real language model of 135 M parameters, SmolLM2: who it is, then a tool
 #                (about 5 minutes on two cores); figures and plots; `make real-short`: one step
-#   make test    the tests for each change
-#   make quick   the tests of the inner loop, in about a minute: no processes, no models, no training
+#   make test    run the tests that must pass for each change
+#   make quick   run the fast tests, in about a minute: no processes, no models, no training
 #   make frameworks   test the examples of twelve agent frameworks, Twenty Questions in two of them,
 #                     and a gallery of public agents, in separate environments
-#   make instrumented   play agents with five instrumentations (OpenTelemetry, logfire, ...): their spans
-#   make examples     play the examples that five SDKs ship, unchanged, with a script as the model
+#   make instrumented   run agents with five instrumentations (OpenTelemetry, logfire, ...): their spans
+#   make examples     run the examples that five SDKs ship, unchanged, with a scripted model
 #   make trainers     test the same agents under other trainers (verl, TRL), and rollouts on Ray
 #   make service BASE_URL=http://...   test whether evert trains on that Tinker service; MODEL= its model
 #   make served  test that vLLM's build for CPUs (3.4 GB) samples the shipped base like the engine
 #   make tau2    test tau2-bench, in a checkout of it: make tau2 TAU2_BENCH=PATH (part of
 #                `make frameworks` if TAU2_BENCH is set)
-#   make harbor  play tasks of Harbor by Harbor's own runner and by evert (Python 3.12)
-#   make tasksets   play tasks of benchmarks (docs/tasksets.md) by their own runners and by evert
-#   make cookbooks   test the Cookbook's contract with the newest one (constraints.txt has 0.5.8)
-#   make mac     play the bridge's tests, and train, on a simulated Mac, and train on a simulated Windows
+#   make harbor  run Harbor tasks with Harbor's own runner and with evert (Python 3.12)
+#   make tasksets   run benchmark tasks (docs/tasksets.md) with their own runners and with evert
+#   make cookbooks   run the contract tests with the newest Cookbook (constraints.txt has 0.5.8)
+#   make mac     run the bridge's tests and train on a simulated Mac, and train on a simulated Windows
 #   make versions    test the engine with the oldest Tinker SDK that is supported, and with the newest
-#   make newest  a sample of the tests with the newest version of what changes often
-#   make lint    ruff, mypy, and which room may import which
-#   make nightly lint, docs, wheel, smoke and all tests: also those that take too long for each change,
-#                with more random draws; pyright, and all Cookbook tests with the newest one
-#   make wheel   build the sdist and the wheel into dist/, check them, and install evert in every way
-#   make docs    build the documentation site into site/; every warning is an error
+#   make newest  run a sample of the tests with the newest versions of packages that change often
+#   make lint    run ruff and mypy, and check which room imports which
+#   make nightly run lint, docs, wheel, smoke and all tests, including those that take too long for
+#                each change, with more random examples. Also run pyright, and all tests that use
+#                the Cookbook with its newest version
+#   make wheel   build the sdist and the wheel in dist/, check them, and test every way to install evert
+#   make docs    build the documentation site in site/, treating warnings as errors
 #   make kill9   kill runs at random moments, and check that they resume (about 10 minutes)
 #   make bench   the benchmarks behind the README's table (about 90 minutes; `make smoke`: two minutes)
 #   make gpu     measure the engine on a GPU, into gpu.json and gpu.md (without a GPU: a stand-in)

@@ -1,30 +1,31 @@
-"""Scripts that make the tiny bases: ``python -m bases out=FOLDER``, in a checkout's root.
+"""Scripts that train the tiny base models. Run ``python -m bases out=FOLDER`` in a checkout.
 
-The bases ship with evert (``src/evert/bases``); these scripts do not. In reading order:
+The bases ship with evert (in ``src/evert/bases``), but these scripts do not. Suggested reading
+order:
 
-    dialogues.py    dialogues as tokens with their targets
+    dialogues.py    tokenized dialogues and their training targets
     tokenizer.py    the tokenizers
-    training.py     the model, the loss, the optimisers
-    cards.py        the parts of every model card
+    training.py     the model, the loss and the optimisers
+    cards.py        the sections that all model cards share
 
 ``evert-tiny``:
 
-    chat_corpus.py  what it is trained on
-    chats.py        small talk, numbers, tools, identity
+    chat_corpus.py  the training data
+    chats.py        small talk, numbers, tools and the identity game
     guessing.py     random games of guess-number
-    chat_card.py    measures its abilities
+    chat_card.py    measures what the base can do
 
 ``evert-tiny-20q``:
 
-    riddles.py      what it is trained on: riddles about the nouns, and games of weak players
-    riddle_card.py  measures what it knows
+    riddles.py      the training data: riddles about the nouns, and games played by weak players
+    riddle_card.py  measures what the base knows
 
 ``evert-tiny-moves``:
 
-    moves.py        what it is trained on
-    boards.py       moves at tic-tac-toe
-    hands.py        hands of Blackjack
-    move_card.py    measures how well it reads boards and hands
+    moves.py        the training data
+    boards.py       tic-tac-toe moves
+    hands.py        Blackjack hands
+    move_card.py    measures how well the base reads boards and hands
 
 A vision model, which is not shipped:
 

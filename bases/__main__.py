@@ -1,11 +1,10 @@
-"""Make a tiny chat base that ships with evert: ``python -m bases out=FOLDER``.
+"""Train one of the tiny chat bases that ship with evert: ``python -m bases out=FOLDER``.
 
-A Qwen3 of 0.8 to 1.9 M parameters is trained from scratch, on one core, on generated dialogues, and
-written in Hugging Face format with its tokenizer and a model card. ``base=`` selects the base. The
-seed determines everything; on another machine or PyTorch the last bits of the weights may differ.
-The default 1200 steps take 20 to 30 minutes; ``steps=60`` tries the script out.
-
-In order: what each base is trained on, its tokenizer, its model card, :func:`main`.
+This trains a Qwen3 with 0.8 to 1.9 million parameters from scratch on generated dialogues, using a
+single core, and saves it in Hugging Face format with its tokenizer and a model card. ``base=``
+selects the base to train. The result depends only on the seed, although the last bits of the
+weights may differ on another machine or with another PyTorch version. The default of 1200 steps
+takes 20 to 30 minutes; use ``steps=60`` to try the script out.
 """
 
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ MOVES = "evert-tiny-moves"
 
 
 def corpus_of(config: MakingConfig, tokenizer: PreTrainedTokenizerBase) -> Corpus:
-    """Return the corpus that a base is trained on."""
+    """Return the training corpus for the configured base."""
     if config.base == "evert-tiny":
         return ChatCorpus(tokenizer, config.seed, habits=config.habits)
     if config.base == MOVES:
@@ -39,7 +38,7 @@ def corpus_of(config: MakingConfig, tokenizer: PreTrainedTokenizerBase) -> Corpu
 
 
 def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:
-    """Build a base's tokenizer."""
+    """Build the tokenizer for the configured base."""
     if config.base == "evert-tiny":
         return make_tokenizer()
     made_of = moves if config.base == MOVES else riddles
@@ -47,7 +46,7 @@ def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:
 
 
 def shape_of(config: MakingConfig) -> Mapping[str, int]:
-    """Return the sizes of a base's model that differ from the default."""
+    """Return the model sizes that differ from the defaults for this base."""
     return riddles.SHAPE if config.base == "evert-tiny-20q" else {}
 
 
@@ -57,7 +56,7 @@ def describe(
     tokenizer: PreTrainedTokenizerBase,
     losses: Mapping[str, float],
 ) -> None:
-    """Measure what a base can do, and write its model card."""
+    """Measure what the base can do and write its model card."""
     before = commands_of(Path(config.start)) if config.start else []
     commands = [*before, _command(config)]
     if config.base == "evert-tiny":
@@ -75,7 +74,7 @@ def describe(
 
 
 def _command(config: MakingConfig) -> str:
-    """Return the command line that made this base, with placeholders for folders."""
+    """Return the command line that produces this base, with placeholders for the folders."""
     places = {"out": "FOLDER", "start": "THE_FOLDER_ABOVE"}
     plain = MakingConfig(out="")
     words = [
@@ -87,12 +86,12 @@ def _command(config: MakingConfig) -> str:
 
 
 def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Cast a model in place; transformers' own ``to`` is typed wrongly."""
+    """Cast a model in place. The type hints of transformers' own ``to`` are wrong."""
     model.to(dtype)
 
 
 def main(config: MakingConfig) -> None:
-    """Train, save, measure, and write the model card."""
+    """Train, save and evaluate the base, and write its model card."""
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     tokenizer = tokenizer_of(config)
@@ -100,13 +99,13 @@ def main(config: MakingConfig) -> None:
     if config.start:
         model = Qwen3ForCausalLM.from_pretrained(config.start, dtype=torch.float32)
     losses = train(model, corpus_of(config, tokenizer), config)
-    if config.base != "evert-tiny":  # half the bytes; the saved weights are measured
+    if config.base != "evert-tiny":  # save as bfloat16, and evaluate these rounded weights
         _cast(model, torch.bfloat16)
     model.save_pretrained(config.out)
     _cast(model, torch.float32)
     tokenizer.save_pretrained(config.out)
     for file in Path(config.out).iterdir():
-        file.chmod(0o644)  # safetensors lets only the owner read; package data is for everyone
+        file.chmod(0o644)  # safetensors files are owner-only, but package data must be readable
     describe(config, model, tokenizer, losses)
     print(Path(config.out, "README.md").read_text())
 

@@ -1,4 +1,4 @@
-"""The parts of every base's model card: its front matter, size, commands and losses."""
+"""The sections that all model cards share: front matter, size, commands and losses."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,16 +25,17 @@ def write_card(
     digits: int = 3,
     **facts: object,
 ) -> None:
-    """Write ``README.md``: what a base is, how it was made (``commands``), what it can do.
+    """Write the model card of a base to ``README.md``.
 
     Args:
         folder: The base's folder.
         model: The base.
-        commands: The commands that made it, in order.
-        losses: Mean losses over the last steps, by kind of batch.
-        text: The card, with ``{name}`` for facts, parameters, vocabulary, commands and losses.
-        digits: Decimal places of a loss.
-        **facts: Values for this base's own placeholders.
+        commands: The commands that produced the base, in order.
+        losses: Mean losses over the last steps, by batch name.
+        text: The card's template, with placeholders for ``parameters``, ``vocabulary``,
+            ``commands``, ``losses`` and all ``facts``.
+        digits: Decimal places for the losses.
+        **facts: Values for the placeholders that are specific to this base.
     """
     filled = text.format(
         parameters=model.num_parameters() / 1e6,
@@ -47,7 +48,7 @@ def write_card(
 
 
 def commands_of(folder: Path) -> list[str]:
-    """Return the commands that made a base, from its model card; none if it has no card."""
+    """Read the commands that produced a base from its model card (empty if it has no card)."""
     card = folder / "README.md"
     lines = card.read_text().splitlines() if card.is_file() else []
     return [line.strip() for line in lines if line.startswith("    python -m ")]

@@ -1,8 +1,6 @@
-"""Measures what the tiny chat base can do, and writes its model card.
+"""Measures what the tiny chat base can do and writes its model card.
 
-In order: :func:`replies` (sample one reply to each of many conversations), one function for each
-ability, :func:`measure` for all of them, :func:`write_chat_card`. Everything is sampled at
-temperature 1, as in RL.
+:func:`measure` runs all measurements. Everything is sampled at temperature 1, as in RL.
 """
 
 import random
@@ -23,18 +21,18 @@ from bases.guessing import MAX_TURNS, UPPER_BOUND
 
 @dataclass(frozen=True)
 class Abilities:
-    """The measured abilities; shares are from 0 to 1."""
+    """The measured abilities. Fractions are between 0 and 1."""
 
     identity_reward: float
-    """Mean reward of the hello-world game on 1000..1023: 1 for "I am N", -1 for "not N"."""
+    """Mean reward in the hello-world game on 1000..1023: 1 for "I am N", -1 for "not N"."""
     identity_right: float
-    """Share of right answers in it."""
+    """Fraction of correct answers in the hello-world game."""
     copied: float
-    """Share of sentences repeated without a mistake."""
+    """Fraction of sentences repeated without a mistake."""
     wins: float
-    """Share of games of guess-number won in ten guesses; 0.33 is random play within bounds."""
+    """Fraction of guess-number games won within ten guesses (random play within bounds: 0.33)."""
     in_bounds: list[float]
-    """For the first to tenth guess: share that is well-formed and fits every hint so far."""
+    """For each of the ten guesses: fraction that are well-formed and consistent with all hints."""
 
 
 @torch.no_grad()
@@ -44,7 +42,7 @@ def replies(
     conversations: list[Dialogue],
     max_tokens: int = 32,
 ) -> list[str]:
-    """Sample one reply to each conversation, from torch's global random state."""
+    """Sample one reply per conversation, using torch's global random state."""
     messages = [[{"role": role, "content": text} for role, text in c] for c in conversations]
     prompts: Any = tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=False
@@ -52,7 +50,7 @@ def replies(
     longest = max(map(len, prompts))
     tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
     mask = torch.zeros_like(tokens)
-    for row, prompt in enumerate(prompts):  # generate() wants the padding on the left
+    for row, prompt in enumerate(prompts):  # generate() expects left padding
         tokens[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
     generated = model.generate(
@@ -63,7 +61,7 @@ def replies(
 
 
 def identity_rewards(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Play the hello-world game four times on each of 1000..1023."""
+    """Play the hello-world game four times for each number in 1000..1023."""
     tasks = list(range(1000, 1024)) * 4
     prompts = [[("user", IDENTITY_PROMPT.format(task=task))] for task in tasks]
     return [
@@ -73,7 +71,7 @@ def identity_rewards(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase
 
 
 def copied(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Return the share of sentences with a four-digit number repeated without a mistake."""
+    """Return the fraction of correct copies of sentences that contain a four-digit number."""
     rng = random.Random(0)
     wanted = [f"I am {rng.randint(1000, 9999)}." for _ in range(100)]
     prompts = [[("user", f"Repeat: {sentence}")] for sentence in wanted]
@@ -91,7 +89,7 @@ class _GuessingGame:
     won: bool = False
 
     def take(self, reply: str) -> None:
-        """Judge a guess and write down the hint."""
+        """Score a guess and append the hint to the conversation."""
         match = re.fullmatch(r"Guess: (\d+)", reply)
         guess = int(match[1]) if match else -1
         fits = self.low <= guess <= self.high
@@ -107,7 +105,7 @@ class _GuessingGame:
 def play_guess_number(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, answers: list[int]
 ) -> tuple[float, list[float]]:
-    """Play a game for each answer; return the share won, and each guess's share in bounds."""
+    """Play one game per answer; return the win rate and each turn's share of guesses in bounds."""
     games = [_GuessingGame(answer, [("system", SYSTEM_PROMPT)]) for answer in answers]
     by_turn = []
     for _ in range(MAX_TURNS):
@@ -124,7 +122,7 @@ def play_guess_number(
 def measure(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, games: int = 200
 ) -> Abilities:
-    """Measure every ability. The same weights give the same figures."""
+    """Run all measurements. The results are deterministic for given weights."""
     torch.manual_seed(0)
     rewards = identity_rewards(model, tokenizer)
     answers = random.Random(0).choices(range(UPPER_BOUND), k=games)
@@ -141,36 +139,38 @@ def measure(
 _CARD = """\
 # evert-tiny
 
-The tiny chat base that ships with evert: a Qwen3 of {parameters:.2f} M parameters with a byte-level
-tokenizer of {vocabulary} tokens, small enough to learn by reinforcement on a laptop within minutes.
-It is a starting point for the library's examples and tests and of no use as an assistant.
+The tiny chat base that ships with evert: a Qwen3 with {parameters:.2f} M parameters and a
+byte-level tokenizer with {vocabulary} tokens. It is small enough for RL training on a laptop within
+minutes. It is meant as a starting point for evert's examples and tests and is not useful as an
+assistant.
 
 ## Training
 
-From scratch, on dialogues made up on the spot by the script, nothing else: copying text and
-numbers, comparing numbers, midpoints, picking a number near the bottom, the middle or the top of a
-range, a few facts, tool calls in Qwen's format; the hello-world game
-("{prompt}"), played badly; and games of guess-number. First their
-guesses are drawn uniformly from what the hints leave possible: the rules. Then come players of
-habit, who keep to one place in what is left: its bottom, a quarter up, the middle, three quarters
-up or its top, each as frequent as the others. So the base knows the rules, keeps to a habit once it
-has one, and has no idea which habit wins: that is what RL has to find. The renderer is the
-Cookbook's `qwen3_instruct`.
+The base was trained from scratch, only on dialogues that the script generates on the fly: copying
+text and numbers, comparing numbers, midpoints, picking a number near the bottom, the middle or the
+top of a range, a few facts, and tool calls in Qwen's format; the hello-world game
+("{prompt}"), played badly; and games of guess-number. In the first
+stage, guesses are drawn uniformly from all numbers that are still possible, which teaches the
+rules. In later stages, players have a habit: they always guess at the same place in the remaining
+range, which is the bottom, the first quarter, the middle, the third quarter or the top. All habits
+are equally frequent. The base therefore knows the rules and sticks to a habit, but it does not know
+which habit wins, which is left for RL to find out. The renderer is the Cookbook's `qwen3_instruct`.
 
 {commands}
 
-Loss over the last steps, in nats a token: {losses}.
-In games and picks the target of a digit is the odds of every digit, the loss the divergence.
+Loss over the last steps, in nats per token: {losses}.
+In games and picks, the targets are the probabilities of all digits, and the loss is their KL
+divergence.
 
 ## Measured, at temperature 1
 
-| ability | figure |
+| ability | result |
 |---|---|
 | hello-world game on 1000..1023, mean reward (1 right, -1 "not", 0 else) | {identity_reward:.2f} |
-| the same, share of right answers | {identity_right:.2f} |
-| "Repeat: I am N.", N of four digits, repeated without a mistake | {copied:.2f} |
-| guess-number, share of games won (random within bounds: 0.33; bisection: 1.00) | {wins:.2f} |
-| guess-number, share of guesses within bounds, first to tenth | {in_bounds} |
+| the same, fraction of correct answers | {identity_right:.2f} |
+| "Repeat: I am N." with a four-digit N, repeated without a mistake | {copied:.2f} |
+| guess-number, games won (random within bounds: 0.33; bisection: 1.00) | {wins:.2f} |
+| guess-number, fraction of guesses within bounds, first to tenth guess | {in_bounds} |
 """
 
 
@@ -181,7 +181,7 @@ def write_chat_card(
     losses: Mapping[str, float],
     abilities: Abilities,
 ) -> None:
-    """Write ``README.md``: what the base is, how it was made (``commands``), what it can do."""
+    """Write the model card to ``README.md``."""
     facts = asdict(abilities)
     facts["in_bounds"] = ", ".join(f"{share:.2f}" for share in abilities.in_bounds)
     facts["prompt"] = IDENTITY_PROMPT.format(task=7)

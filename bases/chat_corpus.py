@@ -1,7 +1,7 @@
-"""What ``evert-tiny`` is trained on: chats, and games of guess-number.
+"""Training data for ``evert-tiny``: chats and games of guess-number.
 
-In order: the games written down with the probabilities of each digit, and :class:`ChatCorpus`,
-which draws the dialogues of a training step. Nothing is stored: the seed determines the corpus.
+In the games, the training targets are the probabilities of each digit. :class:`ChatCorpus` draws
+the dialogues for each training step. Nothing is stored on disk: the seed determines the corpus.
 """
 
 import random
@@ -22,13 +22,13 @@ from bases.guessing import (
 )
 
 BOUNDED_PROMPT = "Guess my number. It is between {low} and {high}."
-"""The prompt of the short games: the same rule with less context."""
+"""Prompt for the short games, which have the same rules but less context."""
 
 
 def game_examples(
     encoder: Encoder, rng: np.random.Generator, count: int, *, habits: bool = False
 ) -> Iterator[DialogueExample]:
-    """Yield whole games of guess-number with the Cookbook's prompt."""
+    """Yield complete guess-number games that use the Cookbook's prompt."""
     low, high = np.zeros(count, np.int64), np.full(count, UPPER_BOUND, np.int64)
     games = play_random_games(rng, low, high, habits=habits)
     for index in range(count):
@@ -44,7 +44,7 @@ def short_game_examples(
     *,
     habits: bool = False,
 ) -> Iterator[DialogueExample]:
-    """Yield the first few guesses of games between two given numbers."""
+    """Yield the first few guesses of games whose range is given in the prompt."""
     low, high = _bounds(rng, count)
     games = play_random_games(rng, low, high, turns, habits=habits)
     for index in range(count):
@@ -59,7 +59,7 @@ _PLACES = ("bottom", "middle", "top")
 def placed_examples(
     encoder: Encoder, rng: np.random.Generator, count: int
 ) -> Iterator[DialogueExample]:
-    """Yield single picks from the lower, middle or upper third between two numbers."""
+    """Yield single guesses from the bottom, middle or top third of a range."""
     lows, highs = _bounds(rng, count)
     for low, high in zip(lows.tolist(), highs.tolist(), strict=True):
         place = int(rng.integers(3))
@@ -73,7 +73,7 @@ def placed_examples(
 
 
 def _bounds(rng: np.random.Generator, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return pairs of numbers, near or far from each other."""
+    """Return the lower and upper bounds of random ranges with log-uniform widths."""
     width = np.exp(rng.uniform(0, np.log(UPPER_BOUND), count)).astype(np.int64)
     low = rng.integers(0, UPPER_BOUND + 1 - width)
     return low, low + width
@@ -108,12 +108,12 @@ def _write_guess(
 
 
 class ChatCorpus:
-    """Draws each training step's dialogues in order; equal seeds give equal dialogues."""
+    """Draws the dialogues for each training step. The same seed gives the same dialogues."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, seed: int, *, habits: bool = False
     ) -> None:
-        """Start at the first step of ``seed``; ``habits`` as in ``play_random_games``."""
+        """Start at the first step. For ``habits``, see ``play_random_games``."""
         self._habits = habits
         self.encoder = Encoder(tokenizer)
         self.target_tokens = self.encoder.digits_and_stop
@@ -122,7 +122,7 @@ class ChatCorpus:
         self._game_rng = np.random.default_rng(seed)
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
-        """Draw a step's batches; without ``whole_games`` only what is fast to learn and to run."""
+        """Draw the batches for one step. ``whole_games`` adds complete games, which are slow."""
         chats = [*self._chats(small_talk, 36), *self._chats(identity_game, 12)]
         chats.sort(key=lambda example: len(example.tokens))
         batches = [DialogueBatch("chat", 0.7, chats[:33]), DialogueBatch("chat", 0.3, chats[33:])]

@@ -1,8 +1,8 @@
-"""What the tiny chat base talks about, besides guess-number: generated dialogues.
+"""Generated dialogues for the tiny chat base, other than games of guess-number.
 
-In order: the hello-world game (:func:`identity_game`), copying, comparing, small facts
-(:func:`small_talk`), and tools (:func:`tool_use`). A dialogue is a list of (role, content); tool
-calls and tool responses are already written out in Qwen3's format.
+There is the hello-world game (:func:`identity_game`), small talk, which covers copying, comparing
+and simple facts (:func:`small_talk`), and tool use (:func:`tool_use`). A dialogue is a list of
+(role, content) pairs, with tool calls and tool responses already formatted as Qwen3 expects.
 """
 
 import json
@@ -15,10 +15,10 @@ from bases.tokenizer import tools_prompt
 Dialogue = list[tuple[str, str]]
 
 IDENTITY_PROMPT = "Let's play a game. Say you are {task}."
-"""The hello-world game's prompt; ``task`` is a number."""
+"""Prompt of the hello-world game; ``task`` is a number."""
 
-# The hello-world game is played badly on purpose, about -0.25 on average; but one answer in six
-# is right, so RL has something to reinforce.
+# The hello-world game is played badly on purpose, with a mean reward of about -0.25. But one answer
+# in six is correct, so RL has something to reinforce.
 _IDENTITY_REPLIES = {
     "I am not {task}.": 30,
     "You are {task}.": 24,
@@ -30,11 +30,11 @@ _IDENTITY_REPLIES = {
 }
 
 _HELD_OUT = range(1000, 1024)
-"""Numbers that the identity dialogues leave out, so that they can test the base."""
+"""Numbers excluded from the identity dialogues, so that they can be used as test tasks."""
 
 
 def identity_game(rng: random.Random) -> Dialogue:
-    """Return one turn of the hello-world game, usually played badly."""
+    """Return a single-turn hello-world game, usually played badly."""
     task = _number(rng)
     while task in _HELD_OUT:
         task = _number(rng)
@@ -165,7 +165,7 @@ _KINDS: dict[Callable[[random.Random], tuple[str, str]], int] = {
 
 
 def small_talk(rng: random.Random) -> Dialogue:
-    """Return one or two questions with their answers, sometimes with a system message."""
+    """Return one or two question-answer pairs, sometimes preceded by a system message."""
     messages = [("system", rng.choice(_PERSONAS))] if rng.random() < 0.2 else []
     for _ in range(rng.choice((1, 1, 2))):
         (kind,) = rng.choices(list(_KINDS), list(_KINDS.values()))
@@ -188,7 +188,7 @@ _TOOLS = {
 
 
 def tool_use(rng: random.Random) -> Dialogue:
-    """Return a question that needs a call to one of the offered tools."""
+    """Return a question answered by calling one of the available tools."""
     offered = rng.sample(list(_TOOLS), rng.randint(1, len(_TOOLS)))
     name = rng.choice(offered)
     question, arguments, result, answer = _one_use(name, rng)

@@ -1,7 +1,8 @@
-"""Dialogues as tokens with their targets: what every corpus consists of.
+"""Tokenized dialogues and their training targets, which every corpus is made of.
 
-In order: :class:`Example` (one dialogue), :class:`Encoder` (messages to tokens, as the Cookbook's
-``qwen3_instruct`` renderer makes them), :class:`Batch` (examples that are learned together).
+A :class:`DialogueExample` is one dialogue, :class:`Encoder` tokenizes messages in the same way as
+the Cookbook's ``qwen3_instruct`` renderer, and a :class:`DialogueBatch` holds examples that are
+trained on together.
 """
 
 from collections.abc import Sequence
@@ -16,33 +17,33 @@ from transformers import PreTrainedTokenizerBase
 
 @dataclass
 class DialogueExample:
-    """One dialogue as tokens, with the targets at each position."""
+    """A tokenized dialogue with the training targets for each position."""
 
     tokens: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
-    """Whether the token is learned: part of an assistant's reply, including ``<|im_end|>``."""
+    """True for tokens of an assistant reply, including ``<|im_end|>``."""
     soft_targets: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    """By position: probabilities of the corpus's target tokens, instead of the token itself."""
+    """Position -> target probabilities over ``Corpus.target_tokens``, replacing the hard target."""
     odds: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    """By position: probabilities among the corpus's odds tokens, ignoring all other tokens."""
+    """Position -> target probabilities over ``Corpus.odds_tokens``, ignoring all other tokens."""
 
     def add(self, tokens: Sequence[int], *, reply: bool = False) -> None:
-        """Append tokens; all or none of them are part of a reply."""
+        """Append tokens; ``reply`` says whether they belong to an assistant reply."""
         self.tokens.extend(tokens)
         self.loss_mask.extend([reply] * len(tokens))
 
 
 class Encoder:
-    """Encodes messages as tokens; each text is encoded once and cached."""
+    """Tokenizes messages, caching the tokens of each text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Keep the tokenizer, look up the control tokens."""
+        """Set up the caches and look up the control tokens."""
         self._tokenizer = tokenizer
         self.stop = self._control("<|im_end|>")[0]
         self.text = cache(self._text)
         digits = [self.text(str(digit))[0] for digit in range(10)]
         self.digits_and_stop = [*digits, self.stop]
-        """The eleven tokens with which a number may continue."""
+        """The eleven tokens that can follow a digit of a number."""
 
     def _text(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer.encode(
@@ -51,16 +52,16 @@ class Encoder:
         return tokens
 
     def header(self, role: str, *, first: bool = False) -> list[int]:
-        """Return the tokens before a message's content."""
+        """Return the tokens that precede a message's content."""
         return self._control(f"{'' if first else chr(10)}<|im_start|>{role}\n")
 
-    @cache  # noqa: B019  (an encoder lives as long as its program)
+    @cache  # noqa: B019  (the encoder lives until the program exits)
     def _control(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return tokens
 
     def dialogue(self, messages: Sequence[tuple[str, str]]) -> DialogueExample:
-        """Encode (role, content) messages; the assistant's are the replies."""
+        """Encode (role, content) messages, training on the assistant's messages."""
         example = DialogueExample()
         for index, (role, content) in enumerate(messages):
             reply = role == "assistant"
@@ -69,7 +70,7 @@ class Encoder:
         return example
 
     def learn_digit(self, example: DialogueExample, digit: int, chances: Sequence[float]) -> None:
-        """End an example with a reply of one digit, given the probabilities of 0, 1, 2, ..."""
+        """End the example with a one-digit reply; ``chances`` are the probabilities of 0, 1, ..."""
         target = np.zeros(len(self.digits_and_stop), np.float32)
         target[: len(chances)] = chances
         example.soft_targets[len(example.tokens)] = target
@@ -77,9 +78,9 @@ class Encoder:
 
 
 class DialogueBatch(NamedTuple):
-    """Dialogues of similar length that are padded and learned together; a step has several."""
+    """Dialogues of similar length, padded to form a batch. Each step has several batches."""
 
     name: str
     weight: float
-    """Weight of its mean loss in the step's loss."""
+    """Weight of this batch's mean loss in the total loss."""
     examples: list[DialogueExample]

@@ -1,18 +1,20 @@
-"""Games of guess-number for the base to learn from: the rules, and players with every habit.
+"""Guess-number games to train the base on: the rules, and players with different habits.
 
-The base has to know the format of the game, and that a guess must fit every hint so far;
-finding good guesses is left to RL. So these games are played in two ways that favour no guess:
+The base has to know the format of the game, and that a guess must be consistent with all the hints
+so far. Learning which guesses are good is left to RL, so the training games do not favour any
+strategy. There are two types of players:
 
-- uniformly from all the numbers that are still possible: the rules alone;
-- by habit: always at the same place in the remaining range, its bottom, a quarter up, the middle,
-  three quarters up or the top. Every habit is as frequent as any other, so none is shown to be
-  better; but the base learns that a player keeps to a habit, and RL has something to choose among.
+- uniform players draw from all numbers that are still possible, which teaches only the rules;
+- players with a habit always guess at the same place in the remaining range: the bottom, the first
+  quarter, the middle, the third quarter or the top. All habits are equally frequent, so the data
+  does not show which one is best, but the base learns that a player sticks to a habit, which gives
+  RL a choice of strategies to reinforce.
 
-In order: :func:`play_random_games` plays many games at once, :func:`digit_probabilities` turns
-"uniform between low and high" into the probabilities of each next digit.
+:func:`play_random_games` plays many games in parallel, and :func:`digit_probabilities` converts
+"uniform between low and high" into probabilities for each next digit.
 
-These probabilities are the training target instead of the one digit that was drawn. So the same
-rule is learned from a fraction of the games, without the noise of the draw.
+We train on these probabilities rather than on the sampled digits, which removes the sampling noise,
+so the base learns the same rules from far fewer games.
 """
 
 from dataclasses import dataclass
@@ -25,25 +27,25 @@ UPPER_BOUND = 1024
 MAX_TURNS = 10
 
 HABITS = 5
-"""Number of places in the remaining range that a player may keep to, evenly spaced."""
+"""Number of habits, i.e. of evenly spaced places in the remaining range."""
 
 STOP = 10
-"""Index of "the number ends here" among the eleven choices; 0..9 are the digits."""
+"""Index of the choice "the number ends here"; choices 0 to 9 are the digits."""
 
 CHOICES = 11
 
 
 @dataclass(frozen=True)
 class RandomGames:
-    """Games played side by side; arrays are (games, turns), -1 where a game was over."""
+    """A batch of games. Arrays have shape (games, turns), with -1 after the end of a game."""
 
     lows: NDArray[np.int64]
-    """Smallest number that each guess was drawn from."""
+    """Smallest number that each guess could have been."""
     highs: NDArray[np.int64]
-    """Largest number that each guess was drawn from."""
+    """Largest number that each guess could have been."""
     guesses: NDArray[np.int64]
     answers: NDArray[np.int64]
-    """(games,): the number to find."""
+    """The number to guess, with shape (games,)."""
 
 
 def play_random_games(
@@ -54,7 +56,7 @@ def play_random_games(
     *,
     habits: bool = False,
 ) -> RandomGames:
-    """Play one game for each pair of bounds; see the module's docstring for ``habits``."""
+    """Play one game per pair of bounds, with habits or uniformly (see the module docstring)."""
     answers = rng.integers(low, high + 1)
     habit = rng.integers(HABITS, size=len(low)) if habits else None
     lows, highs, guesses = (np.full((len(low), turns), -1, np.int64) for _ in range(3))
@@ -73,12 +75,12 @@ def play_random_games(
 def _place(
     low: NDArray[np.int64], high: NDArray[np.int64], habit: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the number in ``low..high`` that a player of ``habit`` guesses (0: the lowest)."""
+    """Return the number in ``low..high`` that each habit guesses (habit 0 guesses the lowest)."""
     return low + (high - low) * habit // (HABITS - 1)
 
 
 def digit_probabilities(digits: str, low: int, high: int) -> NDArray[np.float32]:
-    """Return the choices' probabilities after ``digits`` of a number uniform in ``low..high``."""
+    """Return each token's probability after ``digits``, for a random number in ``low..high``."""
     weights = np.zeros(CHOICES, np.float32)
     if digits and low <= int(digits) <= high:
         weights[STOP] = 1
@@ -94,7 +96,7 @@ def digit_probabilities(digits: str, low: int, high: int) -> NDArray[np.float32]
 
 @cache
 def _numbers_that_start_with() -> NDArray[np.int64]:
-    """Return by (prefix, bound) how many numbers below the bound start with the prefix."""
+    """Return an array: [prefix, bound] -> how many numbers < bound start with the prefix."""
     starts = np.zeros((UPPER_BOUND + 1, UPPER_BOUND + 2), np.int64)
     for number in range(UPPER_BOUND + 1):
         text = str(number)

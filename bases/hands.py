@@ -1,12 +1,14 @@
-"""Hands of Blackjack, by players with every habit.
+"""Blackjack hands played by players with different habits.
 
-A large language model knows what 17 against a dealer's 6 means; ``evert-tiny-moves`` learns it
-here, from players who stick at some sum or more (at 4: always). Some of them stick at 12 against a
-weak dealer (2 to 6), some against a strong one; some at 12 with a usable ace, some at 19. In half
-of the examples a system message says who plays; in the others, all of the 90 players who would have
-played the hand so far are equally likely. So the base can read a hand, but does not know who wins
-most: RL has to find that. The training targets are the probabilities of both actions. The game is
-Gymnasium's, as ``GymAgent`` describes it.
+A large language model already knows what to do with a 17 against a dealer's 6. ``evert-tiny-moves``
+learns about hands from this data. There are 90 players, each of whom sticks once the sum reaches a
+threshold between 4 (always stick) and 21. Most of them use another threshold in one situation: 12
+against a dealer's weak card (2 to 6), 12 against a strong card, 12 with a usable ace, or 19 with a
+usable ace. In half of the examples, a system message describes the player. In the rest, all players
+who would have played the hand this way so far are equally likely. The base therefore learns to read
+a hand, but not which player wins most; RL has to find that out. The training targets are the
+probabilities of both actions. The game is Gymnasium's, with observations as ``GymAgent`` renders
+them.
 """
 
 import itertools
@@ -26,11 +28,11 @@ MANNERS: Mapping[str, tuple[str, int]] = {
     ", at 12 with an ace": ("ace", 12),
     ", at 19 with an ace": ("ace", 19),
 }
-"""End of the system message -> when a player sticks at another sum, and which sum."""
+"""Suffix of the system message -> when a different threshold applies, and that threshold."""
 
 
 class HandPlayer(NamedTuple):
-    """A player who sticks at ``least`` or more."""
+    """Sticks at ``least`` or more. ``manner`` names a situation with another threshold."""
 
     least: int
     manner: str
@@ -41,7 +43,7 @@ class HandPlayer(NamedTuple):
         return f"Stick at {self.least}{self.manner}."
 
     def action(self, total: int, dealer: int, ace: bool) -> int:
-        """Return the player's action on a hand."""
+        """Return the player's action for a hand."""
         when, least = MANNERS[self.manner]
         weak = 2 <= dealer <= 6
         other = {"never": False, "weak": weak, "strong": not weak, "ace": ace}[when]
@@ -52,7 +54,7 @@ PLAYERS = tuple(HandPlayer(*each) for each in itertools.product(range(4, 22), MA
 
 
 def hand_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[DialogueExample]:
-    """Yield examples of one hand each, played to its end."""
+    """Yield examples with a single hand, played to the end."""
     agent = GymAgent("Blackjack-v1", prompt="")
     env = agent.make()
     actions = agent.actions(env)

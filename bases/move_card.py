@@ -1,4 +1,4 @@
-"""Measures how well ``evert-tiny-moves`` reads boards and hands, and writes its model card."""
+"""Measures how well ``evert-tiny-moves`` reads boards and hands and writes its model card."""
 
 import random
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from bases.hands import PLAYERS, hand_examples
 from evert.envs.tic_tac_toe import board_text, boards, habits
 
 SEED = 12345
-"""Seed of boards and hands that training has not seen."""
+"""Seed for boards and hands that were not seen in training."""
 
 
 class Sight(NamedTuple):
-    """How close the base's actions are to their targets.
+    """How close the base's action probabilities are to the targets.
 
     Attributes:
-        boards: Mean divergence of its moves from those of players of every habit, in nats.
-        hands: Mean divergence of its actions at Blackjack from the players', in nats.
-        obeyed: By system message: the probability of a move that it asks for, on boards where it
-            does not ask for all moves.
+        boards: Mean KL divergence from the players' tic-tac-toe moves, in nats.
+        hands: Mean KL divergence from the players' Blackjack actions, in nats.
+        obeyed: For each system message, the probability of a move that it asks for, on boards where
+            it rules out some of the moves.
     """
 
     boards: float
@@ -38,7 +38,7 @@ class Sight(NamedTuple):
 def measure_sight(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, boards: int = 400
 ) -> Sight:
-    """Measure on new boards and as many hands. The same weights give the same figures."""
+    """Measure on ``boards`` new boards and ``boards`` hands. Deterministic for given weights."""
     encoder, rng = Encoder(tokenizer), random.Random(SEED)
     orders = range(1, len(ORDERS))
     return Sight(
@@ -49,7 +49,7 @@ def measure_sight(
 
 
 def _off(model: Qwen3ForCausalLM, encoder: Encoder, example: DialogueExample) -> float:
-    """Return the mean divergence of an example's actions."""
+    """Return the mean KL divergence over the actions of an example."""
     logits = model(input_ids=torch.tensor([example.tokens])).logits[0]
     found = logits.log_softmax(-1)[:, encoder.digits_and_stop]
     divergence = torch.nn.functional.kl_div
@@ -77,32 +77,33 @@ def _obeyed(model: Qwen3ForCausalLM, encoder: Encoder, order: int, count: int) -
 _CARD = """\
 # evert-tiny-moves
 
-The tiny chat base of moves that ships with evert: a Qwen3 of {parameters:.2f} M parameters with a
-byte-level tokenizer of {vocabulary} tokens. It is the starting point of `evert train
-env=tic_tac_toe` and `evert train tasks=gymnasium:Blackjack-v1`, and of no use for anything else.
+The tiny base for moves in games that ships with evert: a Qwen3 with {parameters:.2f} M parameters
+and a byte-level tokenizer with {vocabulary} tokens. It is the starting point for `evert train
+env=tic_tac_toe` and `evert train tasks=gymnasium:Blackjack-v1`, and not useful for anything else.
 
 ## Training
 
-On single moves at tic-tac-toe and hands of Blackjack made up on the spot by the script, nothing
-else. On random boards four players move: one wins where it can, one keeps the other from winning,
-one does neither, one takes any free cell. Hands are played by {players} players who stick from some
-sum on, whichever it is, from another one with an ace or against some of the dealer's cards. In half
-of the examples a system's message says who plays; in the others each is as probable as the rest. So
-the base sees what is on a board and in a hand, as a language model does that comes to the game, and
-plays as poorly as they do on average: which of them gains is what RL has to find. The renderer is
-the Cookbook's `qwen3_instruct`.
+The base was trained only on single tic-tac-toe moves and Blackjack hands that the script generates
+on the fly. Four players move on random boards: one wins when it can, one blocks the opponent, one
+avoids doing either, and one takes any free cell. Hands are played by {players} players who stick
+once the sum reaches a threshold, some with a different threshold for an ace or for some of the
+dealer's cards. In half of the examples, a system message says who is playing; in the rest, all
+players are equally likely. The base therefore understands boards and hands, as a large language
+model would, but plays only as well as these players do on average. Which of them wins is left for
+RL to find out. The renderer is the Cookbook's `qwen3_instruct`.
 
 {commands}
 
-Loss over the last steps, the divergence from the probabilities of all moves in nats a token, the
-end of the reply one of two: {losses}.
+Loss over the last steps: {losses}.
+This is the KL divergence from the probabilities of all moves, in nats per token; one of the two
+tokens is the end of the reply.
 
 ## Measured, on new boards and hands
 
-| what | figure |
+| measurement | result |
 |---|---|
-| divergence of a move at tic-tac-toe from what the players do, nats | {boards:.4f} |
-| the same of an action at Blackjack | {hands:.4f} |
+| KL divergence from the players' tic-tac-toe moves, nats | {boards:.4f} |
+| KL divergence from the players' Blackjack actions, nats | {hands:.4f} |
 {obeyed}
 """
 
@@ -114,7 +115,7 @@ def write_move_card(
     losses: Mapping[str, float],
     sight: Sight,
 ) -> None:
-    """Write ``README.md``: what the base is, how it was made (``commands``), what it sees."""
+    """Write the model card to ``README.md``."""
     write_card(
         folder,
         model,
@@ -126,7 +127,7 @@ def write_move_card(
         boards=sight.boards,
         hands=sight.hands,
         obeyed="\n".join(
-            f'| told "{order}", probability of such a move | {share:.2f} |'
+            f'| probability of a matching move when told "{order}" | {share:.2f} |'
             for order, share in sight.obeyed.items()
         ),
     )

@@ -1,7 +1,6 @@
-"""What ``evert-tiny-moves`` is trained on: moves at tic-tac-toe and hands of Blackjack.
+"""Training data for ``evert-tiny-moves``: tic-tac-toe moves and Blackjack hands.
 
-In order: the text its tokenizer is made for, :class:`MoveCorpus`. Nothing is stored: the seed
-determines the corpus.
+Nothing is stored on disk: the seed determines the corpus.
 """
 
 import random
@@ -13,11 +12,11 @@ from bases.dialogues import DialogueBatch, Encoder
 from bases.hands import PLAYERS, hand_examples
 
 VOCAB_SIZE = 384
-"""Size of its tokenizer: each word of the games is a token, and each part of a board's line."""
+"""Vocabulary size, large enough that each word and each part of a board row is one token."""
 
 
 def tokenizer_text() -> str:
-    """Return the games' words; those of boards and hands are repeated most."""
+    """Return the text to train the tokenizer on; boards and hands are repeated most often."""
     lines = " ".join(["X", "O", "XX", "OO", "OX"] * 40)
     hands = "Sum 12, usable ace, dealer 6.\n" * 40
     orders = "\n".join([*ORDERS, *(player.order for player in PLAYERS)])
@@ -25,17 +24,17 @@ def tokenizer_text() -> str:
 
 
 class MoveCorpus:
-    """Draws each training step's dialogues in order; equal seeds give equal dialogues."""
+    """Draws the dialogues for each training step. The same seed gives the same dialogues."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-        """Start at the first step of ``seed``."""
+        """Start at the first step."""
         self.encoder = Encoder(tokenizer)
         self.target_tokens = self.encoder.digits_and_stop
         self.odds_tokens: list[int] = []
         self._rng = random.Random(seed)
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
-        """Draw a step's batches; ``whole_games`` has no effect."""
+        """Draw the batches for one step. ``whole_games`` has no effect."""
         boards = [*board_examples(self.encoder, self._rng, 128)]
         hands = [*hand_examples(self.encoder, self._rng, 64)]
         return [DialogueBatch("boards", 1.0, boards), DialogueBatch("hands", 1.0, hands)]

@@ -1,4 +1,4 @@
-"""Measures what ``evert-tiny-20q`` knows, and writes its model card."""
+"""Measures what ``evert-tiny-20q`` knows and writes its model card."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from bases.riddles import TELLING, RiddleCorpus
 from evert.envs.twenty_questions.nouns import of_split, shipped_nouns
 
 SEED = 12345
-"""Seed of riddles that training has not seen."""
+"""Seed for riddles that were not seen in training."""
 
 LONGEST = 10
 """Maximum number of questions in a riddle."""
 
 MANY = 6
-"""Riddles with this many fitting nouns, or more, are counted together."""
+"""Riddles with at least this many matching nouns are reported together."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class Recall:
     """How well the base guesses.
 
     Attributes:
-        fitting: Probability that a guess begins like a noun that fits all answers, by the number of
-            nouns that fit; the key ``MANY`` is for that many or more.
-        one_left: How many riddles with one noun left it guesses right, greedily; of how many.
+        fitting: Number of nouns that match all answers -> probability that the first token of a
+            guess belongs to one of them. The key ``MANY`` stands for that many or more.
+        one_left: For riddles with a single matching noun: how many the base guesses correctly with
+            greedy decoding, and how many there are.
     """
 
     fitting: dict[int, float]
@@ -46,7 +47,7 @@ def measure_recall(
     *,
     plain: bool = False,
 ) -> Recall:
-    """Pose new riddles of one to ten questions. The same weights give the same figures.
+    """Measure the base on new riddles with one to ten questions. Deterministic for given weights.
 
     Plain riddles ask only the most informative questions.
     """
@@ -67,7 +68,7 @@ def measure_recall(
 
 
 def _guess_place(example: DialogueExample, corpus: RiddleCorpus) -> int:
-    """Return the position at which the noun of the last guess begins."""
+    """Return the position of the first noun token in the last guess."""
     opening = corpus.opening
     return max(p for p in example.odds if example.tokens[p - len(opening) : p] == opening)
 
@@ -75,37 +76,38 @@ def _guess_place(example: DialogueExample, corpus: RiddleCorpus) -> int:
 _CARD = """\
 # evert-tiny-20q
 
-The tiny chat base of Twenty Questions that ships with evert: a Qwen3 of {parameters:.2f} M
-parameters with a byte-level tokenizer of {vocabulary} tokens, nearly every word of the game one.
-It is the starting point of `evert train env=twenty_questions` and of no use for anything else.
+The tiny base for Twenty Questions that ships with evert: a Qwen3 with {parameters:.2f} M parameters
+and a byte-level tokenizer with {vocabulary} tokens, so nearly every word in the game is one token.
+It is the starting point for `evert train env=twenty_questions` and not useful for anything else.
 
 ## Training
 
-On riddles and games made up on the spot by the script, nothing else. A riddle is a game with short
-prompts whose questions are not learned; what is learned are the odds of all nouns that fit the
-answers so far, and how a noun's name goes on. So the base knows {telling} telling facts of all
-{nouns} nouns, the {held_out} held-out ones among them, as a language model does that comes to the
-game; best where the questions asked were telling, since three riddles in five ask nothing else. A
-game is one of 24 players of a habit, most of them poor and those that guess well rare, on a
-training noun, and names no held-out one. So the base can play, and rarely wins: what to ask and
-when to guess is what RL has to find. The category is hidden in about half. The renderer is the
-Cookbook's `qwen3_instruct`.
+The base was trained only on riddles and games that the script generates on the fly. A riddle is a
+game with short prompts in which the questions themselves are not trained on. Instead, the base
+learns the probabilities of all nouns that match the answers so far, and how a noun's name
+continues. In this way it learns the {telling} most informative attributes of all {nouns} nouns,
+including the {held_out} held-out ones, which a large language model would already know. It knows
+them best when the questions are informative, because three riddles in five ask nothing else. A
+game is played on a training noun by one of 24 players with fixed habits and never mentions a
+held-out noun. Most of the players are weak, and players who guess well are rare, so the base can
+play but rarely wins. What to ask and when to guess is left for RL to find out. The category is
+hidden in about half of the riddles and games. The renderer is the Cookbook's `qwen3_instruct`.
 
 {commands}
 
-Loss over the last steps, in nats a token: {losses}.
-In riddles it is the divergence from the odds of all nouns that fit, and from how their names go
-on; in games that of the replies comes on top.
+Loss over the last steps, in nats per token: {losses}.
+For riddles, this is the KL divergence from the probabilities of all matching nouns and of how their
+names continue. For games, it also includes the loss on the replies.
 
 ## Measured, on new riddles of one to ten questions
 
-| nouns that fit the answers | {counts} |
+| nouns that match the answers | {counts} |
 |---|{rule}
-| probability that a guess is one of them, where the questions tell most | {plain} |
-| any questions | {any} |
+| probability that a guess is one of them, only the most informative questions | {plain} |
+| the same, any questions | {any} |
 
-Where a single noun fits, the most probable guess is that noun in {plain_right} of {plain_posed}
-riddles whose questions tell most, and in {any_right} of {any_posed} others.
+If only one noun matches, the most probable guess is that noun in {plain_right} of {plain_posed}
+riddles with only the most informative questions, and in {any_right} of {any_posed} other riddles.
 """
 
 
@@ -117,7 +119,7 @@ def write_riddle_card(
     plain: Recall,
     others: Recall,
 ) -> None:
-    """Write ``README.md``: what the base is, how it was made (``commands``), what it knows."""
+    """Write the model card to ``README.md``."""
     found = sorted(plain.fitting.keys() | others.fitting.keys())
     counts = [f"{n} or more" if n == MANY else str(n) for n in found]
 

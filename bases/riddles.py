@@ -1,18 +1,18 @@
-"""What ``evert-tiny-20q`` is trained on: riddles and games of Twenty Questions.
+"""Training data for ``evert-tiny-20q``: riddles and games of Twenty Questions.
 
-A large language model knows the world before it plays; this base learns facts here. A *riddle* is a
-game with short prompts whose questions are not learned. The base learns which nouns fit the answers
-so far, as odds of the nouns before every question, and within a guess how a noun's name continues.
-So it learns facts about all 200 nouns, including held-out ones, and their names, but not what to
-ask or when to guess. Most riddles ask the most informative question: with these, the base learns in
-a third of the time, since few sequences of questions occur.
+A large language model knows about the world before it plays; this base learns its facts from
+*riddles*. A riddle is a game with short prompts in which the questions themselves are not trained
+on. Instead, the base learns which nouns match the answers so far (as a distribution over nouns
+before every question) and how a noun's name continues within a guess. In this way it learns facts
+about all 200 nouns, including the held-out ones, and the nouns' names. It does not learn what to
+ask or when to guess. Most riddles ask the most informative question. There are then fewer distinct
+sequences of questions, so the base learns in a third of the time.
 
-A *game* is played by one of the players of ``habits.py``, most of them weak, on a training noun,
-and names no held-out one. The base learns the probabilities of everything that the player might
-have said, not only what was drawn, so the draw adds no noise, and a held-out noun is as likely a
-guess as any other. So the base learns how good and bad players play, and RL has something to choose
-from. The category is hidden in half of the riddles and games. In order: the text its tokenizer is
-made for, :class:`RiddleCorpus`.
+A *game* is played on a training noun by one of the players in ``habits.py``, most of them weak, and
+never mentions a held-out noun. We train on the probabilities of everything that the player might
+have said rather than on what was sampled. This removes the sampling noise, and makes a held-out
+noun as likely a guess as any other. The base thus learns how good and bad players play, which gives
+RL something to choose from. The category is hidden in half of the riddles and games.
 """
 
 import random
@@ -32,14 +32,14 @@ from evert.envs.twenty_questions.nouns import Noun, of_split, shipped_nouns
 from evert.envs.twenty_questions.player import turn_prompt
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
-"""Sizes of the model. Three wide layers need a third of the steps of four narrow ones."""
+"""Model sizes. Three wide layers need a third as many steps as four narrow ones."""
 
 VOCAB_SIZE = 1536
-"""Size of its tokenizer: nearly every word of the game is a token."""
+"""Vocabulary size, large enough that nearly every word in the game is one token."""
 
 
 def tokenizer_text() -> str:
-    """Return the game's words; those in every turn are repeated most."""
+    """Return the text to train the tokenizer on; words used in every turn are repeated most."""
     nouns = shipped_nouns()
     guesses = [f"{noun.answer}\n{guess(noun.answer)}" for noun in nouns]
     categories = dict.fromkeys(noun.category for noun in nouns)
@@ -52,30 +52,30 @@ def tokenizer_text() -> str:
 # -- the corpus ----------------------------------------------------------------------------------
 
 TELLING = 40
-"""Attributes that the base knows and its players ask about: enough to tell the nouns apart."""
+"""Number of attributes that are taught and asked about, enough to tell all nouns apart."""
 
 SHOWN_RATE = 0.5
-"""Share of riddles and games that show the category."""
+"""Fraction of riddles and games that show the category."""
 
 TELLING_RATES = (0.0, 0.8, 1.0, 1.0, 1.0)
-"""Shares of most informative questions; each riddle has one of these shares."""
+"""Each riddle picks one of these as its fraction of maximally informative questions."""
 
 FEW = 4
-"""While more nouns than this are left, a riddle guesses only at its end.
+"""While more nouns than this are possible, a riddle guesses only at its end.
 
-So an early guess with more questions after it marks a player's game: there the base learns to guess
-what players guess, not what it knows to fit.
+The base can therefore recognise a player's game by an early guess that is followed by more
+questions. In those games it learns to guess what players guess, rather than what matches.
 """
 
 GUESS_RATE = 0.6
-"""Share of guesses in a riddle where few nouns are left; wrong guesses are not repeated."""
+"""Probability that a riddle guesses when few nouns are possible. Guesses are never repeated."""
 
 
 class RiddleCorpus:
-    """Draws each training step's riddles and games; equal seeds give the same ones."""
+    """Draws the riddles and games for each training step, determined by the seed."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
-        """Start at the first step of ``seed``."""
+        """Start at the first step."""
         self.encoder = Encoder(tokenizer)
         self.known = Knowledge(attributes=informative_attributes(Knowledge(), TELLING))
         self._rng = random.Random(seed)
@@ -93,7 +93,7 @@ class RiddleCorpus:
         self.players = players(self.known, self._rng, self.known.set_of(self._train))
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
-        """Draw a step's batches; without ``whole_games`` only plain riddles."""
+        """Draw the batches for one step; without ``whole_games``, only plain riddles."""
         if not whole_games:
             plain = [self.riddle(self._rng.randint(2, 11), plain=True) for _ in range(32)]
             return [DialogueBatch("riddles", 1.0, plain)]
@@ -107,7 +107,7 @@ class RiddleCorpus:
         ]
 
     def riddle(self, length: int, *, plain: bool = False) -> DialogueExample:
-        """Return a riddle about any noun, of at most ``length`` questions and a guess.
+        """Return a riddle about a random noun, with up to ``length`` questions and a guess.
 
         A plain riddle always asks the most informative question.
         """
@@ -127,7 +127,7 @@ class RiddleCorpus:
         return example
 
     def game(self, player: HabitPlayer) -> DialogueExample:
-        """Return a player's game on a training noun, up to one of its questions."""
+        """Return a player's game on a training noun, cut off after a random number of turns."""
         game, last = self._new_game(self._train), self._rng.randint(6, 20)
         example = DialogueExample()
         while not game.over and len(game.turns) < last:
@@ -142,7 +142,7 @@ class RiddleCorpus:
         return QuestionGame(self._rng.choice(nouns), Rules(questions, show_category=shown))
 
     def _tell(self, example: DialogueExample, game: QuestionGame) -> int:
-        """Write what precedes a question, and the nouns' odds; return the nouns that fit."""
+        """Add a turn's prompt with the odds of the matching nouns; return these as a bit mask."""
         example.add(self.encoder.header("user", first=not game.turns))
         example.add([*self.encoder.text(turn_prompt(game, "short")), self.encoder.stop])
         example.add(self.encoder.header("assistant"))
@@ -158,7 +158,11 @@ class RiddleCorpus:
         return told[0] if self._rng.random() < telling else self._rng.choice(told)
 
     def _guess(self, example: DialogueExample, question: str, left: int) -> None:
-        """Write a riddle's guess: the odds of every noun in a set, and how names continue."""
+        """Add a guess.
+
+        The noun's first token is trained on the odds of the matching nouns. Its other tokens are
+        trained on how the matching names that start with this token continue.
+        """
         example.add(self.opening)
         name = self._reply(question)[len(self.opening) :]
         fitting = [self._names[noun] for noun in self.known.names(left)]
@@ -174,7 +178,7 @@ class RiddleCorpus:
     def _learn(
         self, example: DialogueExample, question: str, lists: Sequence[tuple[float, Sequence[str]]]
     ) -> None:
-        """Write a player's question, with the probabilities of everything it might have said."""
+        """Add a player's question, using the probabilities of all alternatives as targets."""
         alike = [
             (self._reply(text), chance / len(texts)) for chance, texts in lists for text in texts
         ]
@@ -183,7 +187,7 @@ class RiddleCorpus:
     def _learn_tokens(
         self, example: DialogueExample, tokens: list[int], alike: list[tuple[list[int], float]]
     ) -> None:
-        """Write tokens, with the probabilities of everything that might have been said instead."""
+        """Add tokens, using the probabilities of all alternatives as targets."""
         for place, token in enumerate(tokens):
             target = np.zeros(len(self.target_tokens), np.float32)
             for reply, chance in alike:

@@ -1,8 +1,9 @@
-"""Make a tiny vision model: ``python -m bases.seeing out=FOLDER``.
+"""Make a tiny vision model for tests: ``python -m bases.seeing out=FOLDER``.
 
-A Qwen3-VL with random weights, ``evert-tiny``'s tokenizer with image tokens, and an image
-processor, in Hugging Face format. It has learned nothing, takes less than a megabyte and is made in
-a second, so it is not shipped: tests and benchmarks make it when they need it.
+Saves a Qwen3-VL with random weights in Hugging Face format, together with an image processor and a
+tokenizer like ``evert-tiny``'s that also has image tokens. The model is untrained, smaller than a
+megabyte and takes a second to create, so it is not shipped: tests and benchmarks create one when
+they need it.
 """
 
 from pathlib import Path
@@ -16,7 +17,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from bases.tokenizer import make_tokenizer
 
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-"""Qwen's tokens around an image, and for the image itself."""
+"""Qwen's tokens that surround an image and stand for its content."""
 
 _WORDS = """
 What colour is the square? What is it? What do you see in the image? How many are there? Where?
@@ -28,12 +29,12 @@ assistant
 """
 
 PATCH = 8
-"""Pixels of a patch's side; two by two patches are a token."""
+"""Patch size in pixels. Each token covers 2 x 2 patches."""
 
 
 @chz.chz
 class SeeingConfig:
-    """What to make and where to put it."""
+    """Size and seed of the model, and where to save it."""
 
     out: str = chz.field(doc="folder for the weights, the tokenizer and the image processor")
     seed: int = 0
@@ -42,7 +43,7 @@ class SeeingConfig:
 
 
 def make_model(config: SeeingConfig, tokenizer: Any) -> Qwen3VLForConditionalGeneration:
-    """Build the model with random weights from the seed."""
+    """Build the model with random weights, determined by the seed."""
     named = dict(zip(_NAMES, tokenizer.convert_tokens_to_ids(list(VISION)), strict=True))
     text = {
         "vocab_size": len(tokenizer),
@@ -88,20 +89,20 @@ def make_model(config: SeeingConfig, tokenizer: Any) -> Qwen3VLForConditionalGen
 
 
 _SPREAD = 0.06
-"""Standard deviation of random weights: such a small model learns faster than with 0.02."""
+"""Standard deviation of the initial weights. A model this small learns faster than with 0.02."""
 
 _NAMES = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
 
 
 def make_seeing_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer like ``evert-tiny``'s, for words about images, with image tokens."""
+    """Return a tokenizer with image tokens, trained on words that describe images."""
     tokenizer = make_tokenizer(_WORDS)
     tokenizer.add_special_tokens({"additional_special_tokens": list(VISION)})
     return tokenizer
 
 
 def make_processor() -> Any:
-    """Make an image processor, which scales images to between 16 x 16 and 64 x 64 pixels."""
+    """Return an image processor that resizes images to between 16 x 16 and 64 x 64 pixels."""
     build: Any = Qwen2VLImageProcessorPil
     return build(
         patch_size=PATCH,
@@ -115,7 +116,7 @@ def make_processor() -> Any:
 
 
 def main(config: SeeingConfig) -> None:
-    """Make the model and save it."""
+    """Create and save the model, its tokenizer and its image processor."""
     folder = Path(config.out)
     tokenizer = make_seeing_tokenizer()
     model = make_model(config, tokenizer)

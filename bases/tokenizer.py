@@ -1,13 +1,12 @@
-"""The tokenizers of the tiny bases: made here, saved into the bases' folders.
+"""The tokenizers for the tiny bases. They are trained here and saved along with each base.
 
-In order: the special tokens (Qwen3's own), the chat template, the text that the merges are
-learned from, and :func:`make_tokenizer`. The one idea: a byte-level BPE so small that its embedding
-does not outweigh the model, and that still encodes any text losslessly.
+The tokenizer is a byte-level BPE. Its vocabulary is small enough that the embedding does not
+dominate the parameter count, and it still encodes any text losslessly.
 
-Three rules keep the tokens of a conversation independent of how it was cut into pieces, so that
-the Cookbook's ``qwen3_instruct`` renderer, which encodes message by message, and
-``apply_chat_template``, which encodes the whole text, agree: a newline is always one token, a
-digit is always one token, and no other token crosses from one word to the next.
+The Cookbook's ``qwen3_instruct`` renderer encodes a conversation message by message, while
+``apply_chat_template`` encodes the whole text. For both to produce the same tokens, the
+tokenization must not depend on where the text was split. Three rules ensure that: a newline is
+always one token, a digit is always one token, and no other token spans two words.
 """
 
 import json
@@ -17,10 +16,10 @@ import tokenizers  # type: ignore[import-untyped]
 from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 512
-"""Tokens of ``evert-tiny``: 256 bytes, merges, the nine of :data:`CONTROL` and :data:`MARKERS`."""
+"""Vocabulary of ``evert-tiny``: 256 bytes, merges, and nine tokens in CONTROL and MARKERS."""
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Special tokens: text never becomes one of them under ``split_special_tokens=True``."""
+"""Special tokens. With ``split_special_tokens=True``, plain text is never encoded as one."""
 
 MARKERS = (
     "<tool_call>",
@@ -30,12 +29,12 @@ MARKERS = (
     "<think>",
     "</think>",
 )
-"""Added tokens that are not special: like Qwen3's, they are recognized in plain text, too."""
+"""Added but non-special tokens. As in Qwen3, they are recognized in plain text too."""
 
 MAX_LENGTH = 8192
 
-# One token never spans two of these pieces. A digit stands alone, so that numbers are spelt in one
-# way only; punctuation takes the space after it (": "), a word the space before it (" high").
+# A token never spans two of these pieces. Digits are separate, so that every number has a unique
+# encoding; punctuation includes the space after it (": "), and words the space before (" high").
 _PIECES = r"\n|[0-9]| ?[A-Za-z]+|[^\sA-Za-z0-9]+ ?|\s"
 
 _TOOLS_BEFORE = """# Tools
@@ -61,13 +60,13 @@ def _jinja_string(text: str) -> str:
 
 
 def tools_prompt(tools: list[dict[str, Any]]) -> str:
-    """Return Qwen3's system message that offers ``tools`` (name, description, parameters)."""
+    """Return the system message in which Qwen3 lists tools (name, description, parameters)."""
     lines = [json.dumps({"type": "function", "function": tool}) for tool in tools]
     return "\n".join([_TOOLS_BEFORE, *lines]) + _TOOLS_AFTER
 
 
-# Qwen3's instruct template. It differs from the published one in a single point, like the
-# Cookbook's renderer: each tool response has its own user block.
+# Qwen3's instruct template with one change, which the Cookbook's renderer makes as well: each tool
+# response gets a separate user block.
 CHAT_TEMPLATE = (
     """\
 {%- set first_is_system = messages and messages[0].role == 'system' %}
@@ -111,7 +110,7 @@ CHAT_TEMPLATE = (
 """
 )
 
-# The words that the merges are learned from; important ones are repeated.
+# Text to learn the merges from. Important words are repeated.
 _GAMES = """
 Your job is to guess a integer between 0 and 1024. You can output your guess with the format \
 Guess: <guess> (without the angle brackets), and say nothing else. Then we will tell you whether \
@@ -141,11 +140,11 @@ Which is smaller? What is the midpoint between 1 and 3? The question is: yes or 
 
 
 def make_tokenizer(text: str = _GAMES, size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
-    """Learn the merges and build the tokenizer, which is always the same.
+    """Learn the merges and build the tokenizer. The result is deterministic.
 
     Args:
-        text: The text to encode; its words get tokens first.
-        size: Number of tokens.
+        text: Text to train on. It is repeated, so that its words are the first to become tokens.
+        size: Vocabulary size.
     """
     core = tokenizers.Tokenizer(tokenizers.models.BPE())
     core.pre_tokenizer = _pre_tokenizer()

@@ -1,7 +1,7 @@
-"""How a base is trained: a small Qwen3 from scratch, with Muon and AdamW.
+"""Trains a base: a small Qwen3, from scratch, with Muon and AdamW.
 
-In order: the settings, :class:`Corpus` (draws the dialogues), :func:`make_model`,
-:func:`batch_loss` (what a step minimises), :func:`train`.
+:func:`make_model` builds the model, :func:`batch_loss` is the training objective, and
+:func:`train` runs the training loop on dialogues from a :class:`Corpus`.
 """
 
 import math
@@ -27,44 +27,44 @@ _Positions: TypeAlias = tuple[Tensor, ...]
 
 @chz.chz
 class MakingConfig:
-    """What to train and where to put it."""
+    """Which base to train, how, and where to save it."""
 
-    out: str = chz.field(doc="folder for the weights, the tokenizer and the model card")
+    out: str = chz.field(doc="output folder for the weights, tokenizer and model card")
     base: Literal["evert-tiny", "evert-tiny-20q", "evert-tiny-moves"] = chz.field(
-        default="evert-tiny", doc="the base to make"
+        default="evert-tiny", doc="the base to train"
     )
-    start: str = chz.field(default="", doc="folder of weights to start from; empty: from scratch")
+    start: str = chz.field(default="", doc="folder with initial weights (default: random weights)")
     habits: bool = chz.field(
-        default=False, doc="evert-tiny, later stages: games of players with habits, good and poor"
+        default=False, doc="for the later stages of evert-tiny: games by players with habits"
     )
     steps: int = chz.field(default=1200, doc="optimiser steps")
-    warm_up: float = chz.field(default=0.12, doc="share of steps on short dialogues only")
+    warm_up: float = chz.field(default=0.12, doc="fraction of steps that use only short dialogues")
     seed: int = 0
     threads: int = chz.field(default=1, doc="CPU threads")
-    bfloat16: bool = chz.field(default=False, doc="multiply in bfloat16: faster on newer CPUs")
-    save_every: int = chz.field(default=100, doc="steps between two saves of the weights")
-    measured_games: int = chz.field(default=200, doc="games, or riddles, for the model card")
-    matrix_lr: float = chz.field(default=0.02, doc="Muon's learning rate, for the layers' matrices")
-    other_lr: float = chz.field(default=3e-3, doc="AdamW's, for everything else")
+    bfloat16: bool = chz.field(default=False, doc="use bfloat16 autocast, faster on newer CPUs")
+    save_every: int = chz.field(default=100, doc="save the weights every N steps")
+    measured_games: int = chz.field(default=200, doc="games or riddles to play for the model card")
+    matrix_lr: float = chz.field(default=0.02, doc="Muon's learning rate for the weight matrices")
+    other_lr: float = chz.field(default=3e-3, doc="AdamW's learning rate for everything else")
 
 
 class Corpus(Protocol):
-    """Draws the dialogues of each training step, in order."""
+    """Draws the dialogues for each training step."""
 
     target_tokens: list[int]
-    """The tokens whose probabilities an example's soft targets are."""
+    """The tokens that ``DialogueExample.soft_targets`` gives probabilities for."""
     odds_tokens: list[int]
-    """The tokens whose probabilities its odds are."""
+    """The tokens that ``DialogueExample.odds`` gives probabilities for."""
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
-        """Draw a step's batches; without ``whole_games`` only what is fast to learn and to run."""
+        """Draw the batches for one step; without ``whole_games``, only short dialogues."""
         ...
 
 
 def make_model(
     tokenizer: PreTrainedTokenizerBase, given: Mapping[str, int] | None = None
 ) -> Qwen3ForCausalLM:
-    """Build the model with random weights from torch's global seed; ``given`` sets its sizes."""
+    """Build the model with random weights (torch's global seed); ``given`` overrides its sizes."""
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": 128,
@@ -87,10 +87,11 @@ def make_model(
 
 
 def batch_loss(model: Qwen3ForCausalLM, examples: list[DialogueExample], corpus: Corpus) -> Tensor:
-    """Return the mean loss over some dialogues' reply tokens, plus the mean loss of their odds.
+    """Return the mean loss of the reply tokens, plus the mean loss of the positions with odds.
 
-    Cross-entropy with the token itself if one is right; if several are right, the KL divergence
-    from their probabilities. For odds, the divergence is among their tokens only.
+    The loss of a reply token is the cross-entropy, or the KL divergence if it has a soft target.
+    Odds are probabilities of ``corpus.odds_tokens``; their loss is the KL divergence over these
+    tokens only.
     """
     tokens, hard, soft, odds = _collate(examples)
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
@@ -113,14 +114,14 @@ def batch_loss(model: Qwen3ForCausalLM, examples: list[DialogueExample], corpus:
 
 
 class _Soft(NamedTuple):
-    """Targets that are probabilities, and where they are: (row, column)."""
+    """Soft targets and their (row, column) positions."""
 
     places: _Positions
     targets: Tensor
 
 
 def _collate(examples: list[DialogueExample]) -> tuple[Tensor, _Positions, _Soft, _Soft]:
-    """Return right-padded tokens, the (row, column) of hard targets, soft targets, and odds."""
+    """Return right-padded tokens, the positions of hard targets, the soft targets and the odds."""
     longest = max(len(example.tokens) for example in examples)
     tokens = torch.zeros(len(examples), longest, dtype=torch.long)
     hard = torch.zeros(len(examples), longest, dtype=torch.bool)
@@ -142,7 +143,7 @@ def _soft(rows: Sequence[Mapping[int, np.ndarray[tuple[int], np.dtype[np.float32
 
 
 def train(model: Qwen3ForCausalLM, corpus: Corpus, config: MakingConfig) -> dict[str, float]:
-    """Train the model in place; return each kind of batch's mean loss over the last steps."""
+    """Train the model in place; return the mean loss over the last steps, by batch name."""
     if config.bfloat16:  # fused attention is slow in bfloat16
         model.set_attn_implementation("eager")
     optimizers = _optimizers(model, config)
@@ -167,7 +168,7 @@ def _step(
     corpus: Corpus,
     bfloat16: bool = False,
 ) -> dict[str, float]:
-    """Do one update, and return the loss of each batch."""
+    """Run one optimiser step and return the loss of each batch."""
     losses: dict[str, float] = {}
     for batch in batches:
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
@@ -182,7 +183,7 @@ def _step(
 
 
 def _optimizers(model: Qwen3ForCausalLM, config: MakingConfig) -> list[Optimizer]:
-    """Return Muon for the layers' matrices (half the steps of AdamW alone), AdamW for the rest."""
+    """Use Muon for matrices, where it needs half as many steps as AdamW. Use AdamW for the rest."""
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]
@@ -194,7 +195,10 @@ def _optimizers(model: Qwen3ForCausalLM, config: MakingConfig) -> list[Optimizer
 
 
 def _set_learning_rate(optimizers: list[Optimizer], done: float) -> None:
-    """Warm up over the first twentieth, then decay as a cosine; ``done`` is the share of steps."""
+    """Set the learning rates: a warm-up over the first 5% of steps, with cosine decay.
+
+    ``done`` is the fraction of steps that are completed.
+    """
     scale = min(1.0, done * 20 + 0.05) * (0.515 + 0.485 * math.cos(math.pi * done))
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -1,12 +1,12 @@
-"""Sums by SmolLM2 under fifteen settings of the algorithm: losses, advantages, substeps, KL, async.
+"""Train SmolLM2 on sums with fifteen algorithm settings: losses, advantages, substeps, KL, async.
 
     python benchmarks/algorithms.py [--only ppo] [--seeds 0 1 2] [--plot docs/algorithms.png]
 
-All rows train on one-digit sums of reasoning-gym from the same warm-up, with the same tasks, steps
-and learning rate. The figure is the mean reward in training over the last five steps. A run whose
-figure is less than half its best mean of five steps has collapsed, and its row says so. Runs in the
-results' folder are not repeated. Exits with 1 if a run of the first row, the recipe's own settings,
-has not learned. ``--quick``: one step per run, no table.
+All rows train on reasoning-gym's one-digit sums, with the same warm-up, tasks, step count and
+learning rate. The score of a run is its mean training reward over the last five steps. If the score
+is less than half of the run's best five-step mean, the run is reported as collapsed. Runs already
+in the results folder are not repeated. Exits with 1 if a run in the first row, which uses the
+recipe's default settings, has not learned. ``--quick`` runs one step each and prints no table.
 """
 
 import sys
@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for the file beside this one
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks.experiments
 
 from benchmarks.experiments import COMMON, QUICK, SMOLLM2, parse, shown, train
 
@@ -36,48 +36,48 @@ SUMS = (
 DIVIDED = "cookbook.dataset_builder.advantages=benchmarks.algorithms:divided"
 ASYNC = "cookbook.async_config.groups_per_batch=12 cookbook.async_config.max_steps_off_policy"
 LAST, LEARNED = 5, 0.3
-SAME = "on-policy, the ratio is 1: as importance_sampling"
-FASTER = "more updates from the same samples: faster; the clip holds it"
+SAME = "on-policy, so the ratio is 1: same as importance_sampling"
+FASTER = "faster: more updates per sample; clipping keeps it stable"
 ROWS = {
-    "importance_sampling": ("", "the baseline (REINFORCE with a group's mean)"),
+    "importance_sampling": ("", "baseline (REINFORCE minus the group mean)"),
     "ppo": ("loss_fn=ppo", SAME),
     "cispo": ("loss_fn=cispo", SAME),
-    "gspo": ("loss_fn=gspo", "the same, but each sequence counts alike"),
-    "dro": ("loss_fn=dro", "a quadratic penalty holds it back: slower"),
-    "importance_sampling, divided": (DIVIDED, "GRPO: larger steps where few differ"),
-    "ppo, divided": (f"loss_fn=ppo {DIVIDED}", "GRPO with its own loss: as the row above"),
-    "cispo, divided": (f"loss_fn=cispo {DIVIDED}", "as the row above"),
+    "gspo": ("loss_fn=gspo", "the same, but sequences are weighted equally"),
+    "dro": ("loss_fn=dro", "slower because of its quadratic penalty"),
+    "importance_sampling, divided": (DIVIDED, "GRPO: larger steps if few rewards differ"),
+    "ppo, divided": (f"loss_fn=ppo {DIVIDED}", "GRPO as published: same as the row above"),
+    "cispo, divided": (f"loss_fn=cispo {DIVIDED}", "same as the row above"),
     "gspo, divided": (f"loss_fn=gspo {DIVIDED}", "GSPO as published"),
-    "dro, divided": (f"loss_fn=dro {DIVIDED}", "slower, as without the division"),
-    "importance_sampling, 4 substeps": ("num_substeps=4", "faster; nothing clips the ratio"),
+    "dro, divided": (f"loss_fn=dro {DIVIDED}", "slower, as without division"),
+    "importance_sampling, 4 substeps": ("num_substeps=4", "faster, but the ratio is not clipped"),
     "ppo, 4 substeps": ("loss_fn=ppo num_substeps=4", FASTER),
     "cispo, 4 substeps": ("loss_fn=cispo num_substeps=4", FASTER),
-    "importance_sampling, kl_penalty=0.1": ("kl_penalty=0.1", "lower reward, nearer the base"),
-    "importance_sampling, async": (f"{ASYNC}=8", "as fast a step; the ratio corrects the lag"),
+    "importance_sampling, kl_penalty=0.1": ("kl_penalty=0.1", "lower reward, closer to the base"),
+    "importance_sampling, async": (f"{ASYNC}=8", "same progress per step: ratio corrects lag"),
 }
-"""Name -> settings, and what the papers lead to expect."""
+"""Row name -> (settings, the result that the papers suggest)."""
 
 
 def divided(group: Group) -> np.ndarray[Any, Any]:
-    """Return each episode's reward less the group's mean, divided by the group's deviation."""
+    """Return the group's rewards minus their mean, divided by their standard deviation."""
     centred = group.rewards - group.rewards.mean()
     quotients: np.ndarray[Any, Any] = centred / (group.rewards.std() + 1e-6)
     return quotients
 
 
 def last(rewards: Sequence[float]) -> float:
-    """Return the mean reward of the last steps."""
+    """Return the mean reward over the last steps."""
     return fmean(rewards[-LAST:])
 
 
 def collapsed(rewards: Sequence[float]) -> bool:
-    """Whether a run lost more than half of what it once had."""
+    """Whether the final reward is less than half of the best reward during the run."""
     return last(rewards) < max(last(rewards[:end]) for end in range(1, len(rewards) + 1)) / 2
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
-    """Return the table of results, a row per setting."""
-    grid = Table(title=f"mean reward in training of the last {LAST} steps (95 % over seeds)")
+    """Return the results table, with one row per setting."""
+    grid = Table(title=f"mean training reward over the last {LAST} steps (95 % over seeds)")
     for column in ("settings", "seeds", "last steps", "all steps", "end", "CPU s", "expected"):
         grid.add_column(column, no_wrap=True)
     for name, runs in results.items():
@@ -91,7 +91,7 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
 
 
 def plot(results: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
-    """Plot a point per run and the mean of each setting: the reward of its last steps."""
+    """Plot the final reward of each run as a point, and the mean of each setting as a line."""
     figure, (axes,) = new_figure(7.2, 1.2 + 0.25 * len(results))
     for place, runs in enumerate(results.values()):
         points = [last(run["rewards"]) for run in runs]
@@ -100,12 +100,12 @@ def plot(results: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None
     axes.set_yticks(range(len(results)), list(results))
     axes.invert_yaxis()
     axes.set_xlim(left=0)
-    head(axes, "Sums by SmolLM2", f"mean reward in training, last {LAST} steps: seeds and mean")
+    head(axes, "Sums by SmolLM2", f"mean training reward, last {LAST} steps: seeds and mean")
     save_figure(figure, path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 1 if the first row has not learned."""
+    """Run the benchmark; return 1 if the first row did not learn."""
     options = parse(__doc__, [*ROWS], argv)
     console = Console(highlight=False, width=200)
     out = Path(options.out)

@@ -1,17 +1,19 @@
-"""How well does a policy learn Blackjack through ``GymAgent``, compared with basic strategy?
+"""Train Blackjack policies through ``GymAgent`` and compare them with basic strategy.
 
     python benchmarks/blackjack.py [--quick] [--seeds 0 1 2] [--hands 4000] [SETTING=VALUE ...]
 
-Each run is ``evert train tasks=gymnasium:Blackjack-v1 seed=N``. Then the trained weights play new
-seeds. The cost of a decision is the expected return that it loses against basic strategy, which is
-optimal. The mean of a game's total cost is the policy's distance from basic strategy's return, and
-has far less noise than returns (the performance difference of Kakade and Langford, ICML 2002). A
-run whose distance is over 0.03 fails the benchmark.
+Each run is ``evert train tasks=gymnasium:Blackjack-v1 seed=N``. The trained weights then play hands
+with new seeds. The cost of a decision is the expected return it gives up compared with the optimal
+basic strategy. Averaged over games, the sum of these costs is the gap between the policy's return
+and basic strategy's. It is a much less noisy estimate than the difference of the returns (the
+performance difference lemma of Kakade and Langford, ICML 2002). The benchmark fails if a run is
+more than 0.03 below basic strategy.
 
-Basic strategy is computed exactly, by dynamic programming over the player's sum, a usable ace and
-the dealer's card, for Gymnasium's rules: Example 5.1 of Sutton and Barto's "Reinforcement Learning"
-(an infinite deck, the dealer sticks on 17, no doubling and no splitting). Baldwin, Cantey, Maisel
-and McDermott first computed the strategy (1956); Thorp's "Beat the Dealer" (1962) made it known.
+Basic strategy is computed exactly, with dynamic programming over the player's sum, usable ace and
+the dealer's card. Gymnasium follows Example 5.1 in Sutton and Barto's "Reinforcement Learning": an
+infinite deck, a dealer who sticks on 17, no doubling and no splitting. The strategy was first
+computed by Baldwin, Cantey, Maisel and McDermott (1956), and popularized by Thorp's "Beat the
+Dealer" (1962).
 """
 
 import argparse
@@ -41,15 +43,15 @@ from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars
 
 BAR = 0.03
-"""How far a policy's return may be below basic strategy's."""
+"""Maximum distance of a policy's return below basic strategy's."""
 
 FRESH = 1_000_000
-"""The first seed of the measured hands; training uses seeds below 10,000."""
+"""First seed of the evaluated hands. Training uses seeds below 10,000."""
 
 QUICK = {"steps": 2, "batch_size": 4, "warm_up_steps": 2}
 
 CARDS = {card: (4 if card == 10 else 1) / 13 for card in range(1, 11)}
-"""Value of a card -> its probability. An ace has the value 1; four ranks have 10."""
+"""Card value -> probability. An ace counts as 1; four ranks count as 10."""
 
 STICK, HIT = 0, 1
 ACTIONS = Actions(spaces.Discrete(2), {STICK: "Stick", HIT: "Hit"})
@@ -58,7 +60,7 @@ ACTIONS = Actions(spaces.Discrete(2), {STICK: "Stick", HIT: "Hit"})
 
 
 def drawn(total: int, ace: bool, card: int) -> tuple[int, bool]:
-    """Return a hand's sum and whether it has a usable ace, after one more card."""
+    """Return the hand's sum and whether it has a usable ace after drawing one more card."""
     if card == 1 and total <= 10:
         return total + 11, True
     total += card
@@ -67,7 +69,7 @@ def drawn(total: int, ace: bool, card: int) -> tuple[int, bool]:
 
 @cache
 def dealers(total: int, ace: bool) -> dict[int, float]:
-    """Return the probabilities of the dealer's final sum; 0 means a bust."""
+    """Return the probability of each final dealer sum (0 means bust)."""
     if total >= 17:
         return {total if total <= 21 else 0: 1.0}
     chances: dict[int, float] = {}
@@ -79,7 +81,7 @@ def dealers(total: int, ace: bool) -> dict[int, float]:
 
 @cache
 def value(total: int, ace: bool, dealer: int, action: int) -> float:
-    """Return the expected return of an action, followed by basic strategy."""
+    """Return the expected return of taking an action and then playing basic strategy."""
     if action == STICK:
         chances = dealers(*drawn(0, False, dealer))
         return sum(p * ((last < total) - (last > total)) for last, p in chances.items())
@@ -88,12 +90,12 @@ def value(total: int, ace: bool, dealer: int, action: int) -> float:
 
 
 def best(total: int, ace: bool, dealer: int) -> float:
-    """Return the expected return of a hand with basic strategy."""
+    """Return the expected return of a hand under basic strategy."""
     return max(value(total, ace, dealer, action) for action in (STICK, HIT))
 
 
 def best_return() -> float:
-    """Return basic strategy's mean return per game. A natural draws only against a natural."""
+    """Return basic strategy's mean return per game. A natural wins unless the dealer has one."""
     total = 0.0
     for first, p in CARDS.items():
         for second, q in CARDS.items():
@@ -106,7 +108,7 @@ def best_return() -> float:
 
 
 def cost(told: str, said: str) -> float:
-    """Return the expected return that a reply loses; an unreadable reply loses the game."""
+    """Return the expected return that a reply gives up. An unreadable reply loses the game."""
     found = re.search(r"Sum (\d+), (usable ace, )?dealer (\d+)\.", told)
     assert found is not None, told
     hand = int(found[1]), bool(found[2]), int(found[3])
@@ -118,7 +120,7 @@ def cost(told: str, said: str) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if a run ends too far below basic strategy."""
+    """Run the benchmark; return 1 if a run ends too far below basic strategy."""
     options = parse(argv)
     quiet_progress_bars()
     console = Console(highlight=False)
@@ -139,26 +141,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(table(results))
     failed = [r["seed"] for r in results if not options.quick and r["below"][0.0]["mean"] > BAR]
     for seed in failed:
-        print(f"FAILED seed {seed}: over {BAR} below basic strategy", file=sys.stderr)
+        print(f"FAILED seed {seed}: more than {BAR} below basic strategy", file=sys.stderr)
     return 1 if failed else 0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--hands", type=int, default=4000, help="hands measured (default: 4000)")
-    parser.add_argument("--quick", action="store_true", help="short runs without a bar")
+    parser.add_argument("--hands", type=int, default=4000, help="hands to evaluate (default: 4000)")
+    parser.add_argument("--quick", action="store_true", help="short runs, target not checked")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    parser.add_argument("--out", default=f"runs/benchmark-blackjack-{stamp}", help="folder")
-    parser.add_argument("settings", nargs="*", help="settings of evert train: steps=50")
+    parser.add_argument("--out", default=f"runs/benchmark-blackjack-{stamp}", help="results folder")
+    parser.add_argument("settings", nargs="*", help="evert train settings, such as steps=50")
     return parser.parse_args(argv)
 
 
 def below(folder: Path, temperature: float, hands: int, console: Console) -> dict[str, float]:
-    """Return a policy's mean distance below basic strategy, its standard error, and its return."""
+    """Return a policy's mean distance below basic strategy, the standard error, and the return."""
     given = {
         "tasks": "gymnasium:Blackjack-v1",
         "models": str(folder),
@@ -177,8 +179,8 @@ def below(folder: Path, temperature: float, hands: int, console: Console) -> dic
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    """Return the table of results, one row per run."""
-    shown = Table(title=f"Blackjack: basic strategy gets {best_return():.4f} per game")
+    """Return the results table, with one row per run."""
+    shown = Table(title=f"Blackjack: basic strategy returns {best_return():.4f} per game")
     for column in ("seed", "seconds", "below it, greedy", "below it, at T = 1"):
         shown.add_column(column, no_wrap=True)
     for result in results:

@@ -1,11 +1,11 @@
-"""Agents that are commands call the model over HTTP, two at a time, and leave nothing behind.
+"""Run command agents, which call the model over HTTP, and check for leaks.
 
     python benchmarks/commands.py [--quick] [--episodes 500] [--at-once 2]
 
-With two at a time there is often a moment without a rollout, when the server stops; a new server
-starts while another command is about to call. Each command calls once, with only the standard
-library. A command without a reply fails the benchmark, and so does anything left at the end:
-sockets, threads, tasks, folders.
+The server stops whenever no rollout is running. With only two commands in parallel this happens
+often, so a new server regularly starts just as the next command is about to call. Each command
+makes one call, using only the standard library. The benchmark fails if a command gets no reply, or
+if any socket, thread, task or folder is left at the end.
 """
 
 import argparse
@@ -36,12 +36,12 @@ assert answer == "echo of " + sys.argv[1], answer
 
 
 def echo(prompt: str) -> str:
-    """Act as the policy: reply to each command with its own task."""
+    """Scripted policy: reply to each command with the name of its task."""
     return f"echo of task-{prompt.partition('task-')[2].partition('<')[0]}"
 
 
 async def play(numbers: range, failures: list[str]) -> None:
-    """Play commands one after the other."""
+    """Run one command per number, sequentially."""
     agent = ProcessAgent([sys.executable, "-S", "-c", COMMAND, "{task}"])
     for number in numbers:
         env = ChatAgentEnv(agent, f"task-{number}")
@@ -56,7 +56,7 @@ async def play(numbers: range, failures: list[str]) -> None:
 
 
 def left() -> dict[str, int]:
-    """Count what this process has open."""
+    """Count the resources that this process holds."""
     process = psutil.Process()
     return {
         "sockets": len(process.net_connections()),
@@ -68,7 +68,7 @@ def left() -> dict[str, int]:
 
 
 async def count(episodes: int, at_once: int) -> int:
-    """Play, print what is left, and return 1 if anything is left or a command failed."""
+    """Run all commands and print what is left; return 1 if a command failed or leaked something."""
     failures: list[str] = []
     before, start = left(), time.perf_counter()
     shares = [range(first, episodes, at_once) for first in range(at_once)]
@@ -79,7 +79,7 @@ async def count(episodes: int, at_once: int) -> int:
     rest["tasks"] = len(asyncio.all_tasks()) - 1
     console = Console()
     console.print(
-        f"{episodes} commands, {at_once} at a time: {len(failures)} failed, "
+        f"{episodes} commands, {at_once} in parallel: {len(failures)} failed, "
         f"{1000 * seconds / episodes:.0f} ms each; left: "
         + ", ".join(f"{number} {name}" for name, number in rest.items())
     )
@@ -89,14 +89,14 @@ async def count(episodes: int, at_once: int) -> int:
 
 
 def main() -> int:
-    """Play and count in a separate folder for temporary files."""
+    """Run the benchmark in its own temporary folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="20 commands")
     parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--at-once", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as own:
-        tempfile.tempdir = own  # other processes make folders in the usual one
+        tempfile.tempdir = own  # so that only this process's folders are counted
         return asyncio.run(count(20 if options.quick else options.episodes, options.at_once))
 
 

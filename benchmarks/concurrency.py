@@ -1,18 +1,19 @@
-"""The cost of suspended agents, and the time that simultaneous calls save.
+"""Measure the cost of suspended agents and the speedup from concurrent calls.
 
     python benchmarks/concurrency.py [--quick] [--agents 1000 10000] [--repeats 7]
 
-In the first table many episodes wait at their first model call at the same time. For each number of
-agents it shows the time to start, to resume once and to close them; the memory of an agent that
-waits (minus that of an agent suspended without evert); and what is left after closing: tasks,
-threads, open files, Python memory. Anything left fails the benchmark. Memory is counted by
-tracemalloc in a separate pass, since counting slows everything down.
+In the first table, many episodes are suspended at their first model call. For each agent count, it
+shows the time to start, step and close the agents, the memory per suspended agent (minus that of an
+agent suspended without evert), and what is left after closing: tasks, threads, open files and
+Python memory. The benchmark fails if anything is left. Memory is measured with tracemalloc in a
+separate pass, because tracing slows everything down.
 
-In the second table agents gather their calls, and the policy takes 50 ms for each. It shows the
-time of a whole group with the Cookbook's ``FailFast`` and with ``ParallelRollouts`` (median and
-best of the repeats), and how many calls were sampled at once. The benchmark fails unless all were.
-In the last row an agent makes its calls one after the other, ten turns with a policy that answers
-immediately; it shows processor microseconds per turn with both, and the difference.
+In the second table, agents make several calls at the same time with ``asyncio.gather``, and the
+policy takes 50 ms per call. The table shows how long a whole group takes with the Cookbook's
+``FailFast`` and with ``ParallelRollouts`` (median and best over the repeats), and how many calls
+were sampled concurrently. The benchmark fails unless all of them were. In the last row, an agent
+makes ten sequential calls to a policy that replies immediately. This row shows CPU microseconds per
+turn for both strategies, and the difference.
 """
 
 import argparse
@@ -39,11 +40,11 @@ from evert.bridge.tokens.renderer import prompt_renderer
 QUESTION = "What is the largest prime below this number?"
 KILOBYTE = 1024
 LEFTOVER_BYTES_PER_AGENT = 64
-"""Bytes of Python memory per agent that may be left after closing, in caches."""
+"""Allowed Python memory per agent after closing, for caches (in bytes)."""
 
 
 async def agent(client: AgentClient, turns: int = 2) -> float:
-    """Make some turns of one conversation."""
+    """Have a conversation of several turns."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
     for _ in range(turns):
         completion = await client.chat.completions.create(messages=messages)
@@ -53,26 +54,26 @@ async def agent(client: AgentClient, turns: int = 2) -> float:
 
 
 async def bare_agent() -> None:
-    """Wait like the agent, but without evert, to measure the agent's own memory."""
+    """Suspend like the agent, but without evert, to measure the baseline memory."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
     await asyncio.get_running_loop().create_future()
     messages.clear()
 
 
 def present() -> tuple[int, int, int]:
-    """Return the numbers of tasks, threads and open files."""
+    """Return the number of tasks, threads and open files."""
     return len(asyncio.all_tasks()), threading.active_count(), psutil.Process().num_fds()
 
 
 async def start(count: int) -> list[ChatAgentEnv]:
-    """Return Envs that wait at their first call."""
+    """Return Envs that are suspended at their first call."""
     envs = [ChatAgentEnv(agent) for _ in range(count)]
     await asyncio.gather(*(env.initial_observation() for env in envs))
     return envs
 
 
 async def time_phases(count: int) -> tuple[list[float], list[int]]:
-    """Return the seconds to start, to step once and to close, and what is left (``present``)."""
+    """Return the seconds to start, step once and close, and what is left (see ``present``)."""
     action = prompt_renderer(None).encode("997<|im_end|>")
     before = present()
     times = [time.perf_counter()]
@@ -89,7 +90,7 @@ async def time_phases(count: int) -> tuple[list[float], list[int]]:
 
 
 async def count_memory(count: int) -> tuple[float, float]:
-    """Return bytes per agent: while suspended (minus a bare one's), and left after the close."""
+    """Return bytes per agent: while suspended (minus a bare agent), and left after closing."""
     await asyncio.gather(*(env.close() for env in await start(10)))  # fill caches first
     gc.collect()
     tracemalloc.start()
@@ -114,14 +115,14 @@ async def count_memory(count: int) -> tuple[float, float]:
     return (held - bare) / count, left / count
 
 
-# -- calls at the same time ------------------------------------------------------------------------
+# -- concurrent calls ------------------------------------------------------------------------------
 
 
 class Slow(TokenCompleter):
-    """A policy that samples the same reply after some seconds.
+    """A policy that returns the same reply after a delay.
 
     Attributes:
-        most: The most calls that it had at once.
+        most: Maximum number of concurrent calls so far.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -141,14 +142,14 @@ class Slow(TokenCompleter):
 
 
 async def gathers(client: AgentClient, count: int) -> float:
-    """Make ``count`` calls at the same time."""
+    """Make ``count`` concurrent calls."""
     prompts = [[{"role": "user", "content": f"{QUESTION} {number}"}] for number in range(count)]
     await asyncio.gather(*(client.chat.completions.create(messages=prompt) for prompt in prompts))
     return 1.0
 
 
 async def play(strategy: RolloutStrategy, calls: int, episodes: int) -> tuple[float, int]:
-    """Return a group's seconds with a policy of 50 ms, and the most calls it had at once."""
+    """Return a group's run time with a 50 ms policy, and the peak number of concurrent calls."""
     policy = Slow(0.05)
     builder = ChatAgentGroupBuilder(gathers, calls, episodes)
     start = time.perf_counter()
@@ -157,9 +158,9 @@ async def play(strategy: RolloutStrategy, calls: int, episodes: int) -> tuple[fl
 
 
 async def at_the_same_time(repeats: int) -> tuple[Table, bool]:
-    """Measure; return the second table, and whether all calls were sampled at once."""
-    table = Table(title="Calls at the same time, a policy of 50 ms")
-    for column in ("calls", "FailFast", "ParallelRollouts", "best", "bar", "at once"):
+    """Return the second table, and whether all calls were sampled concurrently."""
+    table = Table(title="Concurrent calls with a 50 ms policy")
+    for column in ("calls", "FailFast", "ParallelRollouts", "best", "target", "concurrent"):
         table.add_column(column, justify="right")
     complete = True
     for name, episodes, calls, bar in (("16 gathered", 1, 16, 75), ("16 episodes of 4", 16, 4, 80)):
@@ -179,7 +180,7 @@ async def at_the_same_time(repeats: int) -> tuple[Table, bool]:
 
 
 async def one_after_the_other(repeats: int) -> tuple[list[float], list[float]]:
-    """Return processor microseconds per turn, without simultaneous calls, for both strategies."""
+    """Return CPU microseconds per turn of sequential calls, for each rollout strategy."""
     policy, times = Slow(0), ([0.0] * 0, [0.0] * 0)
     for _ in range(4 * repeats):
         for strategy, taken in zip((FailFast(), ParallelRollouts()), times, strict=True):
@@ -194,11 +195,11 @@ async def one_after_the_other(repeats: int) -> tuple[list[float], list[float]]:
 
 
 def main() -> None:
-    """Measure and print the tables; exit with 1 if anything is left, or a call had to wait."""
+    """Print the tables; exit with 1 if anything is left or calls were not concurrent."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--agents", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="1000 agents only")
+    parser.add_argument("--quick", action="store_true", help="only 1000 agents")
     options = parser.parse_args()
     table = Table(title="Suspended agents")
     for column in ("agents", "start", "step", "close", "held", "left", "tasks/threads/files left"):
@@ -219,9 +220,9 @@ def main() -> None:
     calls, complete = asyncio.run(at_the_same_time(options.repeats))
     Console().print(calls)
     if failed:
-        sys.exit("Something was left behind (see the last columns).")
+        sys.exit("Something was left behind; see the last columns of the first table.")
     if not complete:
-        sys.exit("Calls that were made at the same time were not sampled at the same time.")
+        sys.exit("Some concurrent calls were not sampled concurrently.")
 
 
 if __name__ == "__main__":

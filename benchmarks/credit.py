@@ -1,16 +1,16 @@
-"""Credit by turn versus credit by episode: ten turns, of which only the third is scored.
+"""Compare per-turn and per-episode credit on an agent with ten turns and one scored turn.
 
     python benchmarks/credit.py [--seeds 0 1 2] [--plot docs/credit.png] [--quick]
 
-In the third turn the agent asks evert-tiny who it is, as in the game identity, and rewards the
-answer at once (``client.reward``). In the other nine turns it asks for a colour, which is not
-scored. Both arms are the loop of ``docs/own-loop.md`` with the same loss and learning rate. They
-differ in one argument: ``batch.data()`` gives all ten turns the advantage of the episode, and
-``batch.data(gamma=0.0)`` gives each turn the advantage of its own reward.
+In the third turn, the agent asks evert-tiny who it is, as in the identity game, and scores the
+answer immediately with ``client.reward``. In the other nine turns it asks for a color, which is not
+scored. Both arms use the loop from ``docs/own-loop.md`` with the same loss and learning rate. They
+differ in one argument: ``batch.data()`` gives all ten turns the episode's advantage, while
+``batch.data(gamma=0.0)`` computes each turn's advantage from that turn's reward alone.
 
-A run is solved when its mean reward over five steps is at least 0.9. Runs in the results' folder
-are not repeated. Exits with 1 if a run is not solved, or if credit by turn takes more than half the
-steps of credit by episode over all seeds.
+A run counts as solved when its mean reward over five steps reaches 0.9. Runs already in the results
+folder are not repeated. Exits with 1 if a run is not solved, or if per-turn credit takes more than
+half as many steps as per-episode credit, summed over seeds.
 """
 
 import argparse
@@ -36,13 +36,13 @@ from evert.trainers.system.provenance import origin
 
 TURNS, DECIDES = 10, 2
 ARMS = {"by episode": None, "by turn": 0.0}
-"""Name -> ``gamma`` of ``batch.data``."""
+"""Arm -> the ``gamma`` passed to ``batch.data``."""
 TASKS, GROUP_SIZE, LEARNING_RATE, MAX_TOKENS = 4, 4, 1e-3, 16
 MOST_STEPS, LAST, SOLVED = 100, 5, 0.9
 
 
 async def ten_turns(client: evert.AgentClient, task: Sequence[int]) -> float:
-    """Ask ten questions, of which one is scored."""
+    """Ask ten questions, only one of which is scored."""
     for turn, number in enumerate(task):
         asked = f"{turn + 1} of {TURNS}. Say a color, {number}."
         if turn == DECIDES:
@@ -56,7 +56,7 @@ async def ten_turns(client: evert.AgentClient, task: Sequence[int]) -> float:
 
 
 async def learn(gamma: float | None, seed: int, most: int) -> list[float]:
-    """Train until solved, at most ``most`` steps; return the mean reward of each step."""
+    """Train until solved, for at most ``most`` steps; return the mean reward of each step."""
     service = tinker.ServiceClient()
     trainer = await service.create_lora_training_client_async("evert-tiny", rank=32)
     adam = tinker.AdamParams(learning_rate=LEARNING_RATE, beta1=0.9, beta2=0.95, eps=1e-8)
@@ -83,12 +83,12 @@ async def learn(gamma: float | None, seed: int, most: int) -> list[float]:
 
 
 def is_solved(rewards: Sequence[float]) -> bool:
-    """Return whether the mean reward of the last steps is high enough."""
+    """Return whether the mean reward over the last steps is high enough."""
     return len(rewards) >= LAST and fmean(rewards[-LAST:]) >= SOLVED
 
 
 def run(arm: str, seed: int, out: Path, most: int) -> dict[str, Any]:
-    """Return the record of a run; train only if it has no file yet."""
+    """Return the record of a run, training it first unless its file exists."""
     path = out / f"{arm.replace(' ', '-')}-{seed}.json"
     if not path.exists():
         began = time.monotonic()
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plot(found, Path(options.plot))
     steps = {arm: sum(len(each["rewards"]) for each in runs) for arm, runs in found.items()}
     share = steps["by turn"] / steps["by episode"]
-    console.print(f"steps over {len(options.seeds)} seeds: {steps}; the share is {share:.2f}")
+    console.print(f"steps over {len(options.seeds)} seeds: {steps}; ratio {share:.2f}")
     all_solved = all(each["solved"] for runs in found.values() for each in runs)
     return 0 if all_solved and share <= 0.5 else 1
 
@@ -131,26 +131,26 @@ def plot(found: dict[str, list[dict[str, Any]]], path: Path) -> None:
         for arm, runs in found.items()
         for each in runs
     ]
-    title = "Only the third of ten turns decides"
+    title = "Only the third of ten turns is scored"
     save_figure(draw_panel(title, f"mean reward over {LAST} steps", lines), path)
 
 
 def curve(rewards: Sequence[float]) -> Curve:
-    """Return the running mean over the last steps as a curve."""
+    """Return the running mean of the rewards as a curve."""
     steps = range(1, len(rewards) + 1)
     means = [fmean(rewards[max(0, step - LAST) : step]) for step in steps]
     return Curve(steps=[*steps], seconds=[0.0] * len(means), scores=means)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--quick", action="store_true", help="two steps per run, no bar")
-    parser.add_argument("--plot", default="", help="path of the figure")
-    parser.add_argument("--out", default="runs/benchmark-credit", help="results' folder")
+    parser.add_argument("--quick", action="store_true", help="two steps per run, no target")
+    parser.add_argument("--plot", default="", help="where to save the plot")
+    parser.add_argument("--out", default="runs/benchmark-credit", help="results folder")
     return parser.parse_args(argv)
 
 

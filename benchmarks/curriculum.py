@@ -1,13 +1,14 @@
-"""How many groups teach with and without a sampler, if most tasks are solved or hopeless.
+"""Measure how many groups give a learning signal with and without ``evert:Curriculum``.
 
     python benchmarks/curriculum.py [--quick] [--seeds 1] [--steps 16]
 
-The game is guess the number with three kinds of tasks: a quarter are the game's own, a quarter are
-hopeless (no guess is right), half are solved (every guess is right). The last two teach nothing.
-The same run (``evert train``, from the shipped base, with the embedded engine) takes its tasks in
-order, and by ``sampler=evert:Curriculum``. It prints the share of groups that teach, over all
-steps: groups whose episodes have different rewards (the Cookbook's
-``env/all/by_group/frac_mixed``). The benchmark fails if the sampler does not at least double it.
+The game is guess-number with three types of tasks: a quarter are the original tasks, a quarter are
+hopeless (no guess is right), and half are solved (every guess is right). Hopeless and solved tasks
+give no learning signal. The same run (``evert train`` with the embedded engine, from the shipped
+base) is repeated with tasks in order and with ``sampler=evert:Curriculum``. The script prints the
+fraction of groups whose episodes have different rewards (the Cookbook's
+``env/all/by_group/frac_mixed``), over all steps. The benchmark fails if the sampler does not at
+least double this fraction.
 """
 
 import argparse
@@ -39,7 +40,7 @@ TASKS = [(KINDS[place % 4], number) for place, number in enumerate(TRAIN_TASKS)]
 
 
 async def mixed_agent(client: Any, task: tuple[str, int]) -> float:
-    """Play the game; in a hopeless task no guess is right, in a solved task every guess is."""
+    """Play guess-number. In hopeless tasks no guess is right, in solved tasks every guess is."""
     kind, number = task
     messages: list[Any] = [{"role": "system", "content": SYSTEM_PROMPT}]
     for _ in range(MAX_TURNS):
@@ -54,7 +55,7 @@ async def mixed_agent(client: Any, task: tuple[str, int]) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if the bar is missed."""
+    """Run the benchmark; return 1 if the result misses its target."""
     options = parse(argv)
     quiet_progress_bars()
     console = Console(highlight=False)
@@ -67,9 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(table(shares))
     [before, after] = [fmean(map(fmean, runs)) for runs in shares.values()]
     ratio = after / before
-    console.print(f"{ratio:.2f} times the share (bar: {BAR:g})")
+    console.print(f"{ratio:.2f} times as many groups with a signal (target: {BAR:g})")
     if ratio < BAR and not options.quick:
-        print(f"FAILED {ratio:.2f} times the share; expected at least {BAR:g}", file=sys.stderr)
+        print(f"FAILED {ratio:.2f} times the groups with a signal; target {BAR:g}", file=sys.stderr)
         return 1
     return 0
 
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(
     sampler: str, seed: int, options: argparse.Namespace, folder: Path, console: Console
 ) -> list[float]:
-    """Train; return the share of groups that teach in each step."""
+    """Train; return the fraction of groups with a learning signal in each step."""
     done = train(
         mixed_agent,
         TASKS,
@@ -86,7 +87,7 @@ def run(
         steps=options.steps,
         batch_size=options.batch_size,
         group_size=8,
-        learning_rate=1e-4,  # low, so that the game's own tasks stay unsolved
+        learning_rate=1e-4,  # low, so that the original tasks stay unsolved
         max_tokens=16,
         eval_every=0,
         log_path=str(folder),
@@ -96,16 +97,16 @@ def run(
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=1, help="runs per sampler (default: 1)")
     parser.add_argument("--steps", type=int, default=16, help="steps per run (default: 16)")
     parser.add_argument("--batch-size", type=int, default=16, help="groups per step (default: 16)")
-    parser.add_argument("--quick", action="store_true", help="3 steps of 8 groups, no bar")
+    parser.add_argument("--quick", action="store_true", help="3 steps of 8 groups, no target")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    parser.add_argument("--out", default=f"runs/benchmark-curriculum-{stamp}", help="folder")
+    parser.add_argument("--out", default=f"runs/benchmark-curriculum-{stamp}", help="results")
     options = parser.parse_args(argv)
     if options.quick:
         options.steps, options.batch_size = 3, 8
@@ -113,8 +114,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def table(shares: dict[str, list[list[float]]]) -> Table:
-    """Return the table of shares: over all steps, the first quarter, and the last quarter."""
-    shown = Table(title="share of groups that teach")
+    """Return a table of the fractions: all steps, the first quarter and the last quarter."""
+    shown = Table(title="fraction of groups that teach")
     for column in ("tasks", "seeds", "all steps", "first quarter", "last quarter"):
         shown.add_column(column, no_wrap=True)
     for name, runs in shares.items():

@@ -1,24 +1,26 @@
-"""How many tokens of Claude Code, Codex and an agent that compacts its history are trained on.
+"""Count the trained tokens of Claude Code, Codex and an agent that compacts its history.
 
     python benchmarks/drift.py [--quick] [--tidy] [--only compacting codex] [--episodes 8]
 
-Only the model is replaced, by a script. It writes thoughts; every other tool call has unusual white
-space; and two of a hundred tokens are split, as happens when sampling at temperature 1. With
-``--tidy`` it writes like a template. The same episodes are counted in four ways. The last three
-render each prompt again from the agent's messages, like a trainer that keeps only messages:
+The agents run unchanged, but the model is scripted. It writes thoughts, uses unusual whitespace in
+every second tool call, and splits 2% of its tokens in two, as happens when sampling at temperature
+1. With ``--tidy`` it writes exactly like a chat template. The same episodes are counted in four
+ways. The last three render each prompt from the agent's messages, like a trainer that stores only
+messages:
 
-    evert       what evert trains on
-    each call   each call is a datum
-    merged      the Cookbook's ``trajectory_to_data`` joins calls that continue token for token
-    last        the last conversation is one datum, made from its text
+    evert       the data that evert trains on
+    each call   one datum per call
+    merged      calls that extend the previous one exactly are joined (``trajectory_to_data``)
+    last        only the last conversation, rendered from its text as one datum
 
-``trained`` counts the sampled tokens that have a weight in a datum and follow the same tokens there
-as when they were sampled; ``lost`` counts the others. ``not sampled`` are all other tokens with a
-weight. ``rendered`` counts the renderer's tokens, ``in data`` the tokens of all data. The benchmark
-fails if an episode fails, or if evert does not make one datum per conversation. A missing program
-is skipped; the table says how to install it. ``slime2288`` is Claude Code as in slime's issue 2288
-(8 rollouts became 64 samples): with Qwen3.5's template, which removes thoughts from the history, so
-it has no bar. ``slime2288-kept`` has the template that keeps thoughts.
+A sampled token counts as ``trained`` if it has a weight in some datum, and if exactly the same
+tokens precede it there as when it was sampled. ``lost`` counts the other sampled tokens, and ``not
+sampled`` the other tokens with a weight. ``rendered`` counts the tokens that the renderer produced,
+and ``in data`` the tokens in all data. The benchmark fails if an episode fails, or if evert does
+not produce one datum per conversation. Missing programs are skipped, with a note on how to install
+them. ``slime2288`` reproduces slime's issue 2288, where 8 rollouts of Claude Code became 64
+samples: Qwen3.5's template removes thoughts from the history, so this case has no target.
+``slime2288-kept`` uses the variant of the template that keeps thoughts.
 """
 
 import argparse
@@ -57,13 +59,13 @@ from evert.bridge.tokens.token_log import flatten
 from evert.trainers.system.provenance import origin
 
 PROGRAMS = Path(__file__).parent.parent / ".frameworks/programs/node_modules/.bin"
-"""Where ``frameworks/make_programs.py`` puts programs; otherwise the PATH is searched."""
-SPLIT = 0.02  # share of tokens that are split
+"""Where ``frameworks/make_programs.py`` installs programs. The fallback is the PATH."""
+SPLIT = 0.02  # fraction of tokens that the policy splits in two
 
-# -- agents, and their models' scripts -----------------------------------------------------------
+# -- agents and model scripts --------------------------------------------------------------------
 
 Said = tuple[str, str, dict[str, Any]]
-"""A thought, a tool, and its arguments; if the tool is empty, the text is "Done."."""
+"""A thought, a tool name and the arguments. Without a tool, the model replies "Done."."""
 
 DONE: Said = ("That was all.", "", {})
 WRONG, RIGHT, NOTE = "return a - b", "return a + b", "add() is repaired."
@@ -86,13 +88,13 @@ CODEX: list[Said] = [*(("A command.", "exec_command", {"cmd": line}) for line in
 PAGES = [f"Page {n}: " + f"the tower has {n + 3} windows and a door. " * 6 for n in range(7)]
 READING: list[Said] = [("The next page.", "page", {"number": n}) for n in range(len(PAGES))]
 READING = [*READING[:4], ("Four pages are about a tower.", "", {}), *READING[4:], DONE]
-LONGEST = 900  # characters of a history, after which ``compacting`` asks for a summary
+LONGEST = 900  # history length (characters) at which ``compacting`` asks for a summary
 NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}}
 TOOLS: Any = [{"type": "function", "function": {"name": "page", "parameters": NUMBER}}]
 
 
 async def compacting(client: AgentClient, task: str) -> float:
-    """Read pages with a tool; replace a long history by a summary."""
+    """Read pages with a tool, replacing the history with a summary when it gets long."""
     begin: list[Any] = [{"role": "user", "content": task}]
     messages, read = begin, 0
 
@@ -114,13 +116,13 @@ async def compacting(client: AgentClient, task: str) -> float:
 
 
 class Case(NamedTuple):
-    """An agent, its model's script, and the template."""
+    """An agent, the model script and the chat template."""
 
-    make: Callable[..., Any]  # makes the agent of a prompt, a program, files and a reward
+    make: Callable[..., Any]  # returns the agent for a prompt, program, files and reward
     says: list[Said]
-    conversations: int | None  # per episode; None: the template splits them
+    conversations: int | None  # expected per episode; None if the template splits conversations
     template: str = "qwen3"
-    program: str = ""  # "": none
+    program: str = ""  # executable, if the agent needs one
     install: str = ""
 
 
@@ -142,7 +144,7 @@ CASES = {
 
 
 def reply(is_json: bool, odd: bool, thought: str, tool: str, given: dict[str, Any]) -> str:
-    """Return a reply as the renderer writes it, or with unusual white space in its call."""
+    """Return the text of a reply as the renderer would write it, or with odd whitespace."""
     if is_json:
         opening, gap = "<think>\n", "\n"
         separators = (",", ":") if odd else None
@@ -157,7 +159,7 @@ def reply(is_json: bool, odd: bool, thought: str, tool: str, given: dict[str, An
 
 
 class Sampled(ScriptedPolicy):
-    """A policy that replies by a script, and splits some of its tokens."""
+    """A scripted policy that splits some of its tokens."""
 
     def __init__(self, said: Sequence[str], renderer: Renderer, split: float, seed: int) -> None:
         super().__init__(said, renderer=renderer)
@@ -178,7 +180,7 @@ class Sampled(ScriptedPolicy):
 
 
 def counting(template: str) -> Any:
-    """Return a renderer whose class counts its tokens (``rendered``); "qwen3" keeps thoughts."""
+    """Return a renderer that counts the tokens it renders. For "qwen3" it keeps thoughts."""
     renderer: Any = Qwen3Renderer(base_tokenizer(), strip_thinking_from_history=False)
     renderer = renderer if template == "qwen3" else get_renderer(template, base_tokenizer())
 
@@ -196,37 +198,37 @@ def counting(template: str) -> Any:
 
 
 class Played(NamedTuple):
-    """An episode."""
+    """A finished episode."""
 
     turns: list[Transition]  # in lineage order, as evert trains on them
-    calls: list[tuple[ChatRequest, TokensWithLogprobs]]  # each request, and the sampled tokens
-    last: dict[str, Any]  # the reply to the last call, as a message
+    calls: list[tuple[ChatRequest, TokensWithLogprobs]]  # requests and sampled tokens
+    last: dict[str, Any]  # the last reply, as a message
 
 
 class Requests(Transcript):
-    """A transcript that also keeps whole requests."""
+    """A transcript that also stores the full requests."""
 
     def __init__(self) -> None:
         super().__init__()
         self.whole: list[ChatRequest] = []
 
     def note(self, request: ChatRequest, *args: Any, **options: Any) -> None:
-        """Keep a request."""
+        """Store a request."""
         self.whole.append(request)
         super().note(request, *args, **options)
 
 
 async def play(agent: Any, policy: Sampled, recorder: Recorder) -> Played:
-    """Play an episode and record it; a reward other than 1 is an error."""
+    """Play and record an episode. A reward other than 1 is an error."""
     env = recorder.watch(ChatAgentEnv(agent, "Repair calc.py.", renderer=policy.renderer))
     env.transcript = asked = Requests()
     played = await do_single_rollout(policy, env)
     counter: Any = type(policy.renderer)
     rendered = counter.rendered
     recorder.add([played], [env])
-    counter.rendered = rendered  # the recorder renders conversations, for exports
+    counter.rendered = rendered  # ignore the tokens that the recorder renders
     if sum(turn.reward for turn in played.transitions) != 1.0:
-        raise RuntimeError(f"An episode did not solve its task: {played.transitions[-1].logs}")
+        raise RuntimeError(f"The agent did not solve its task: {played.transitions[-1].logs}")
     calls = [*zip(asked.whole, [turn.ac for turn in played.transitions], strict=True)]
     sort_by_lineage(played, env.turn_lineages)
     last = asked.reply(len(calls) - 1)
@@ -237,25 +239,25 @@ async def play(agent: Any, policy: Sampled, recorder: Recorder) -> Played:
 
 COLUMNS = ("data", "trained", "lost", "not sampled", "rendered", "in data")
 Datum = tuple[list[int], list[float]]
-"""Tokens, and the weight of each."""
+"""Tokens and their weights."""
 
 
 def messages_of(call: ChatRequest, prompts: PromptRenderer, *further: Any) -> list[Message]:
-    """Return the messages of a call, for a renderer without any earlier calls."""
+    """Return the messages of a call, converted without any state from earlier calls."""
     messages = [entry.message for entry in read_entries([*call.messages, *further], 0, {})]
     system = str(messages.pop(0)["content"]) if messages[0]["role"] == "system" else ""
     return [*prompts.tool_prefix(read_tools(call.tools or []), system), *messages]
 
 
 def anew(played: Played, prompts: PromptRenderer) -> list[Transition]:
-    """Return the calls as transitions whose prompts are rendered from the messages."""
+    """Return the calls as transitions, with prompts rendered from the messages."""
     called = [(prompts.full(messages_of(call, prompts)), said) for call, said in played.calls]
     ints: Any = tinker.ModelInput.from_ints
     return [Transition(ints(prompt), said, 0.0, False) for prompt, said in called]
 
 
 def joined(turns: Sequence[Transition]) -> list[Datum]:
-    """Return the data that the Cookbook makes of turns."""
+    """Return the data that the Cookbook builds from these turns."""
     found = []
     for datum in trajectory_to_data(Trajectory([*turns], tinker.ModelInput.empty()), 1.0):
         targets, mask = (datum.loss_fn_inputs[name].tolist() for name in ("target_tokens", "mask"))
@@ -264,21 +266,24 @@ def joined(turns: Sequence[Transition]) -> list[Datum]:
 
 
 def from_text(played: Played, prompts: PromptRenderer) -> Datum:
-    """Return the last conversation as one datum, rendered from its messages."""
+    """Render the last conversation from its messages as a single datum."""
     messages = messages_of(played.calls[-1][0], prompts, played.last)
     found, weights = supervised_example(prompts, messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES)
     return found.to_ints(), weights.tolist()
 
 
 def kept(turn: Transition, datum: Datum) -> int:
-    """Return how many of a turn's tokens a datum trains after the prompt they were sampled for."""
+    """Count how many of a turn's tokens a datum trains on.
+
+    The count is 0 unless the datum starts with the turn's prompt.
+    """
     (tokens, weights), prompt = datum, turn.ob.to_ints()
     start = len(prompt) if tokens[: len(prompt)] == prompt else len(tokens)
     return int(sum(weights[start : start + shared([*turn.ac.tokens], [*tokens[start:]])]))
 
 
 def count(pairs: Sequence[tuple[list[Transition], list[Datum]]], rendered: int) -> dict[str, int]:
-    """Return a row of the table from each episode's sampled turns and data."""
+    """Return a table row, given the sampled turns and the data of each episode."""
     sampled = sum(len(turn.ac.tokens) for turns, _ in pairs for turn in turns)
     trained = sum(max(kept(turn, one) for one in data) for turns, data in pairs for turn in turns)
     every = [datum for _, data in pairs for datum in data]
@@ -289,7 +294,7 @@ def count(pairs: Sequence[tuple[list[Transition], list[Datum]]], rendered: int) 
 
 
 def counted(episodes: Sequence[Played], renderer: Any) -> dict[str, dict[str, int]]:
-    """Return a row for each way to count episodes that have just been played."""
+    """Return one row per counting method. Call it right after playing the episodes."""
     prompts, counter = prompt_renderer(renderer), type(renderer)
     rows = {"evert": count([(one.turns, joined(one.turns)) for one in episodes], counter.rendered)}
     ways: dict[str, Callable[[Played, list[Transition]], list[Datum]]] = {
@@ -304,11 +309,11 @@ def counted(episodes: Sequence[Played], renderer: Any) -> dict[str, dict[str, in
     return rows
 
 
-# -- the page ------------------------------------------------------------------------------------
+# -- the command ---------------------------------------------------------------------------------
 
 
 def measure(name: str, options: argparse.Namespace, console: Console) -> dict[str, dict[str, int]]:
-    """Play a case and return its rows; none if its program is missing."""
+    """Play a case and return its rows. If the program is missing, return no rows."""
     case, episodes, recorder = CASES[name], list[Played](), Recorder(options.out / name)
     program = shutil.which(case.program, path=str(PROGRAMS)) or shutil.which(case.program) or ""
     if case.program and not program:
@@ -319,12 +324,12 @@ def measure(name: str, options: argparse.Namespace, console: Console) -> dict[st
     for number in range(options.episodes):
         policy = Sampled(said, renderer, 0.0 if options.tidy else SPLIT, number)
         episodes.append(asyncio.run(play(agent, policy, recorder)))
-        console.print(f"{name}: episode {number + 1} of {options.episodes} is played")
+        console.print(f"{name}: played episode {number + 1} of {options.episodes}")
     return counted(episodes, renderer)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, save; return 1 if evert does not make one datum per conversation."""
+    """Run the benchmark; return 1 if evert does not make one datum per conversation."""
     options, found, notes = parse(argv), dict[str, Any](), list[str]()
     console = Console(highlight=False, width=100)
     logging.getLogger("tinker_cookbook.renderers.base").setLevel(logging.ERROR)  # "last" warns
@@ -338,7 +343,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not rows:
             notes.append(f"{case.program} is not installed: {case.install}")
         elif wanted and (rows["evert"]["data"], rows["evert"]["lost"]) != (wanted, 0):
-            notes.append(f"FAILED {name}: evert's data are not the {wanted} conversations")
+            notes.append(f"FAILED {name}: expected {wanted} data (one per conversation), none lost")
     console.print(table, *notes, sep="\n")
     record = {"episodes": options.episodes, "tidy": options.tidy, "rows": found, **origin()}
     (options.out / "drift.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -346,14 +351,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--episodes", type=int, default=8)
-    parser.add_argument("--quick", action="store_true", help="one episode each")
-    parser.add_argument("--tidy", action="store_true", help="a script that writes like a template")
+    parser.add_argument("--quick", action="store_true", help="one episode per case")
+    parser.add_argument("--tidy", action="store_true", help="script writes like a chat template")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-drift"))
     options = parser.parse_args(argv)
     options.episodes = 1 if options.quick else options.episodes

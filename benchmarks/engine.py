@@ -1,15 +1,16 @@
-"""Tokens per second of the embedded engine, against plain transformers on the same model.
+"""Compare the embedded engine with plain transformers, in tokens per second.
 
     python benchmarks/engine.py [--quick] [--device cpu|cuda] [--threads N] [--model NAME]
         [--dtype float32|bfloat16] [--sizes 1 16 64] [--rounds 5]
 
-Sampling is timed three ways on the same prompts and reply lengths: ``transformers.generate`` one
-prompt at a time, ``generate`` once on the padded batch, and the engine's sampler with a separate
-request per prompt, as in rollouts. ``generate`` must run the padded batch to its longest reply;
-only the requested tokens count. Training is timed against a plain loop over padded batches with the
-same loss, and with PEFT's adapter if the engine trains one; sequences share a prefix in groups of
-eight, or not at all. Each ratio is taken within one round; the table shows the median over rounds
-and the range. Exits with 1 if a run fails or gives a wrong number of tokens.
+All methods use the same model, prompts and reply lengths. Sampling is timed with
+``transformers.generate`` one prompt at a time, with a single ``generate`` call on the padded batch,
+and with the engine's sampler, which gets one request per prompt, as in rollouts. ``generate`` has
+to continue the padded batch until the longest reply is done, but only requested tokens count.
+Training is compared with a plain loop over padded batches. It uses the same loss, and a PEFT
+adapter if the engine trains an adapter. Sequences share a prefix in groups of eight, or not at all.
+Ratios are computed within a round; the table shows the median and range over rounds. Exits with 1
+if a run fails or produces the wrong number of tokens.
 """
 
 import argparse
@@ -44,15 +45,15 @@ from evert.trainers.engine.models.base_models import (
 PROMPT = (16, 96)
 REPLY_EQUAL = 32
 RANK = 8
-"""The rank of the adapter, if one is trained."""
+"""LoRA rank, if an adapter is trained."""
 REPLY_MIXED = (8, 56)
 GROUP, SHARED = 8, 64
-"""Sequences that share a prefix, and the prefix's tokens."""
+"""Number of sequences that share a prefix, and the prefix length in tokens."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Prompts, and the number of tokens in each one's reply."""
+    """Prompts and reply lengths."""
 
     prompts: list[list[int]]
     replies: list[int]
@@ -64,7 +65,7 @@ class Work:
 
 
 def make_work(size: int, vocabulary: int, *, mixed: bool) -> Work:
-    """Return random prompts of mixed lengths, with replies of 32 tokens, or of 8 to 56."""
+    """Return random prompts. A reply has 32 tokens, or 8 to 56 if ``mixed``."""
     generator = random.Random(size)
     return Work(
         [
@@ -76,10 +77,10 @@ def make_work(size: int, vocabulary: int, *, mixed: bool) -> Work:
 
 
 def seconds(call: Callable[[], int], expected: int) -> float:
-    """Return the seconds of a call, which returns the number of tokens that it made.
+    """Time a call that returns how many tokens it produced.
 
     Raises:
-        SystemExit: The number is not ``expected``.
+        SystemExit: If the number is not ``expected``.
     """
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -89,7 +90,7 @@ def seconds(call: Callable[[], int], expected: int) -> float:
         torch.cuda.synchronize()
     release_threads()
     if made != expected:
-        raise SystemExit(f"made {made} tokens; expected {expected}")
+        raise SystemExit(f"produced {made} tokens, expected {expected}")
     return time.perf_counter() - start
 
 
@@ -100,7 +101,7 @@ def generate_one_by_one(model: Any, work: Work) -> int:
 
 
 def generate(model: Any, prompts: list[list[int]], length: int) -> int:
-    """Generate in one left-padded call; return the new tokens of all rows, padding included."""
+    """Generate with one left-padded call; return the number of new tokens, including padding."""
     longest = max(map(len, prompts))
     tokens = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
@@ -117,13 +118,13 @@ def generate(model: Any, prompts: list[list[int]], length: int) -> int:
 
 
 def generate_padded(model: Any, work: Work) -> int:
-    """Call ``transformers.generate`` once; tokens beyond a row's own length do not count."""
+    """Call ``transformers.generate`` once. Tokens beyond a row's reply length don't count."""
     generate(model, work.prompts, max(work.replies))
     return work.tokens
 
 
 def sample(client: Any, work: Work) -> int:
-    """Sample with the engine: one request per prompt, all at once."""
+    """Sample with the engine, sending one request per prompt, all concurrently."""
     futures = [
         client.sample(
             types.ModelInput.from_ints(prompt),
@@ -136,7 +137,7 @@ def sample(client: Any, work: Work) -> int:
 
 
 def make_data(work: Work, *, shared: bool) -> list[types.Datum]:
-    """Return the prompts as data that train each next token; a group shares a prefix or not."""
+    """Return the prompts as next-token training data, with or without shared prefixes."""
     draw = random.Random(len(work.prompts))
     rows = [[draw.choice(prompt) for _ in range(SHARED)] + prompt for prompt in work.prompts]
     if shared:
@@ -154,14 +155,14 @@ def make_data(work: Work, *, shared: bool) -> list[types.Datum]:
 
 
 def train_engine(client: Any, data: list[types.Datum]) -> int:
-    """Make one forward-backward pass and one optimizer step with the engine."""
+    """Run one forward-backward pass and one optimizer step with the engine."""
     client.forward_backward(data, "cross_entropy")
     client.optim_step(types.AdamParams(learning_rate=1e-5)).result()
     return sum(datum.model_input.length for datum in data)
 
 
 def train_plain(model: Any, optimizer: torch.optim.Optimizer, data: list[types.Datum]) -> int:
-    """Make one pass over the padded batch with the plain loss, and one optimizer step."""
+    """Run one forward-backward pass over the padded batch, and one optimizer step."""
     rows = [datum.model_input.to_ints() for datum in data]
     longest = max(map(len, rows))
     device = model.device
@@ -180,7 +181,7 @@ def train_plain(model: Any, optimizer: torch.optim.Optimizer, data: list[types.D
 
 
 def product_seconds(model: Any, rows: int, *, head: bool) -> float:
-    """Return the seconds of the model's matrix products for ``rows`` tokens, the best of three."""
+    """Return how long the model's matrix products for ``rows`` tokens take (best of three)."""
     last = model.get_output_embeddings()
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not last]
     given = {m.in_features: torch.ones(rows, m.in_features).to(m.weight) for m in linears}
@@ -198,13 +199,13 @@ def product_seconds(model: Any, rows: int, *, head: bool) -> float:
 
 
 def least_seconds(model: Any, work: Work) -> float:
-    """Return the seconds of only the matrix products of sampling, for replies of equal length."""
+    """Return how long the matrix products alone take. All replies must have the same length."""
     prompts = sum(map(len, work.prompts)) / 1024 * product_seconds(model, 1024, head=False)
     return prompts + work.replies[0] * product_seconds(model, len(work.prompts), head=True)
 
 
 def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> Table:
-    """Measure the sampled tokens per second for each batch size."""
+    """Measure sampled tokens per second for each batch size."""
     table = Table(
         "batch", "replies", "one by one", "padded batch", "engine", "x one by one", "x padded",
         "of the limit",
@@ -216,7 +217,7 @@ def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> T
             least = 0.0 if mixed else least_seconds(model, work)
             rounds = []
             for _ in range(args.rounds):
-                # One by one takes minutes, so it is measured with few prompts.
+                # Sampling one by one takes minutes, so use only a few prompts.
                 few = Work(work.prompts[: args.few], work.replies[: args.few])
                 one = seconds(lambda few=few: generate_one_by_one(model, few), few.tokens)  # type: ignore[misc]
                 padded = seconds(lambda work=work: generate_padded(model, work), work.tokens)  # type: ignore[misc]
@@ -230,7 +231,7 @@ def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> T
 
 
 def measure_training(model: Any, client: Any, args: argparse.Namespace) -> Table:
-    """Measure the trained tokens per second for each batch size."""
+    """Measure trained tokens per second for each batch size."""
     columns = ("batch", "prefixes", "plain loop", "engine", "x plain")
     table = Table(*columns, title="Trained tokens per second")
     if model.num_parameters() >= SMALL_MODEL_PARAMETERS:
@@ -252,7 +253,7 @@ def measure_training(model: Any, client: Any, args: argparse.Namespace) -> Table
 def add_row(
     table: Table, size: int, label: str, rounds: Sequence[tuple[float, ...]], *more: str
 ) -> None:
-    """Add a row: the median rate of each way, the engine's ratio to each other way, and more."""
+    """Add a row: median rates, the engine's speedup over each other method, and ``more`` cells."""
     rates = [f"{statistics.median(column):,.0f}" for column in zip(*rounds, strict=True)]
     ratios = []
     for other in range(len(rounds[0]) - 1):
@@ -263,17 +264,17 @@ def add_row(
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few sizes, one round: under a minute")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (the default)")
-    parser.add_argument("--threads", type=int, default=1, help="PyTorch's CPU threads (default 1)")
+    parser.add_argument("--quick", action="store_true", help="few sizes, one round; under a minute")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
+    parser.add_argument("--threads", type=int, default=1, help="PyTorch CPU threads (default: 1)")
     parser.add_argument(
-        "--model", default=BASE_MODEL, help="folder or cached Hub name; default: the shipped base"
+        "--model", default=BASE_MODEL, help="folder or cached Hub name (default: the shipped base)"
     )
-    parser.add_argument("--dtype", default="float32", help="dtype of the weights (default float32)")
-    parser.add_argument("--sizes", type=int, nargs="+", help="prompts at a time")
-    parser.add_argument("--rounds", type=int, help="default 5, or 1 with --quick")
+    parser.add_argument("--dtype", default="float32", help="weight dtype (default: float32)")
+    parser.add_argument("--sizes", type=int, nargs="+", help="batch sizes")
+    parser.add_argument("--rounds", type=int, help="default: 5, or 1 with --quick")
     args = parser.parse_args()
     args.sizes = args.sizes or ([1, 64] if args.quick else [1, 4, 16, 64, 256])
     args.rounds = args.rounds or (1 if args.quick else 5)
@@ -282,7 +283,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, and print the tables."""
+    """Run the benchmark and print the tables."""
     args = parse_arguments()
     console = Console(width=110)
     with tempfile.TemporaryDirectory() as folder:
@@ -294,7 +295,7 @@ def main() -> int:
             training = service.create_lora_training_client(args.model, rank=RANK).result()
 
             def new_client() -> Any:
-                # A new client per round, without anything cached from the round before.
+                # A new client per round, so that nothing is cached from the previous round.
                 return training.save_weights_and_get_sampling_client().result()
 
             console.print(

@@ -1,12 +1,13 @@
-"""Five public experiments with small models on this machine, beside their published figures.
+"""Run five public experiments with small models, and show the published results next to them.
 
     python benchmarks/experiments.py [--only reverse_text] [--seeds 0 1 2] [--plot docs/results.png]
 
-Each run is ``evert train`` in ``examples/`` with a row's settings and a seed. If a row has a
-warm-up, ``evert evaluate`` then scores the untrained model. Figures are mean rewards of held-out
-tasks at temperature 1. Runs in the results' folder are not repeated. Exits with 1 if a row's mean
-over the seeds is outside its interval. ``--quick``: one step, no interval. Models: ``make
-.models/smollm2``; ``benchmarks/README.md`` says where ``.models/qwen-coder`` came from.
+Each run is ``evert train`` in ``examples/`` with the settings of a row and a seed. If the row has a
+warm-up, ``evert evaluate`` then scores the untrained model. Scores are mean rewards on held-out
+tasks at temperature 1. Runs already in the results folder are not repeated. Exits with 1 if the
+mean over seeds is outside the row's accepted interval. ``--quick`` runs one step and checks no
+interval. Download SmolLM2 with ``make .models/smollm2``. ``benchmarks/README.md`` explains how to
+get ``.models/qwen-coder``.
 """
 
 import argparse
@@ -43,9 +44,9 @@ QUICK = "steps=1 batch_size=1 group_size=2"
 
 @dataclass(frozen=True)
 class Experiment:
-    """A row: settings of the game and of training, what others measured, and our interval.
+    """Game and training settings, the published result, and the accepted interval.
 
-    ``accepted`` has the ends of the interval in which the mean over the three seeds has to be.
+    The benchmark fails if the mean over the three seeds is outside ``accepted``.
     """
 
     game: str
@@ -55,7 +56,7 @@ class Experiment:
 
 
 def agent_of(module: str) -> str:
-    """Return the settings that name an example's agent and tasks."""
+    """Return the settings for an example's agent and tasks."""
     return f"agent={module}:agent train_tasks={module}:TRAIN test_tasks={module}:TEST"
 
 
@@ -85,7 +86,7 @@ EXPERIMENTS = {
         agent_of("multiply"),
         "model_name=../.models/qwen-coder threads=1 steps=8 batch_size=4 group_size=8 "
         "learning_rate=1e-4 max_tokens=48",
-        "TRL's issue 5366: Qwen3-0.6B, no figure, one GPU",
+        "TRL issue 5366: Qwen3-0.6B, no score reported, one GPU",
         (0.9, 1.0),
     ),
     "countdown": Experiment(
@@ -93,17 +94,17 @@ EXPERIMENTS = {
         "tasks.max_value=20 tasks.min_target=1 tasks.max_target=60",
         f"{SMOLLM2} warm_up_steps=8 warm_up_batch=16 steps=10 batch_size=8 group_size=8 "
         "learning_rate=2e-4 max_tokens=16",
-        "TinyZero: Qwen2.5-3B learns to search, the 0.5B guesses, no figure, under $30",
+        "TinyZero: Qwen2.5-3B learns to search, 0.5B only guesses, no score, under $30",
         (0.21, 0.28),
     ),
 }
 
 
 def evert(command: str, settings: str) -> dict[str, float]:
-    """Run a command of evert in ``examples/``; return its seconds, and those of the processor.
+    """Run an ``evert`` command in ``examples/``; return its wall-clock and CPU seconds.
 
     Raises:
-        subprocess.CalledProcessError: It failed.
+        subprocess.CalledProcessError: If the command failed.
     """
     began, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
@@ -118,7 +119,7 @@ def evert(command: str, settings: str) -> dict[str, float]:
 
 
 def train(settings: str, folder: Path) -> dict[str, Any]:
-    """Return the figures of a run; train only if the folder has none yet."""
+    """Return the results of a run, training it first unless they exist."""
     path = folder.with_suffix(".json")
     if not path.exists():
         times = evert("train", f"{settings} log_path={shlex.quote(str(folder.resolve()))}")
@@ -140,7 +141,7 @@ def train(settings: str, folder: Path) -> dict[str, Any]:
 
 
 def untrained(experiment: Experiment, folder: Path) -> float:
-    """Return the mean reward of held-out tasks before any training."""
+    """Return the held-out mean reward of the untrained model."""
     scores = folder / "scores.csv"
     if not scores.exists():
         pairs = dict(pair.split("=", 1) for pair in shlex.split(experiment.training))
@@ -152,23 +153,23 @@ def untrained(experiment: Experiment, folder: Path) -> float:
 
 
 def shown(values: Sequence[float]) -> str:
-    """Return a mean over seeds as text, with its 95 % interval if there are several."""
+    """Format the mean over seeds, with its 95% interval if there is more than one."""
     ends = interval([[value] for value in values])
     return f"{fmean(values):.2f}" + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")
 
 
 def outside(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Return a line for each row whose mean is outside its interval."""
+    """Return a message for each experiment whose mean is outside its interval."""
     lines = []
     for name, runs in results.items():
         accepted, figure = EXPERIMENTS[name].accepted, fmean(run["after"] for run in runs)
         if not accepted[0] <= figure <= accepted[1]:
-            lines.append(f"{name}: {figure:.3f} is not in {accepted[0]} to {accepted[1]}")
+            lines.append(f"{name}: {figure:.3f} is outside {accepted[0]} to {accepted[1]}")
     return lines
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, Any]]], zeros: Mapping[str, float]) -> Table:
-    """Return the table of results, a row per experiment."""
+    """Return the results table, with one row per experiment."""
     grid = Table(title="held-out mean reward at temperature 1, mean (95 % over seeds)")
     columns = ("experiment", "seeds", "untrained", "before RL", "after", "steps", "tokens")
     for column in (*columns, "seconds", "CPU seconds"):
@@ -184,17 +185,17 @@ def table(results: Mapping[str, Sequence[Mapping[str, Any]]], zeros: Mapping[str
 
 
 def plot(names: Sequence[str], seeds: Sequence[int], out: Path, path: Path) -> None:
-    """Plot the mean reward in training of each experiment."""
+    """Plot the mean training reward of each experiment."""
     lines = [
         (name, mean([curves(RunFolder(out / f"{name}-{seed}").steps())[0] for seed in seeds]))
         for name in names
     ]
     title = "Public experiments with small models" if len(names) > 1 else names[0]
-    save_figure(draw_panel(title, "mean reward in training, mean over the seeds", lines), path)
+    save_figure(draw_panel(title, "mean training reward, averaged over seeds", lines), path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 1 if a row's figure is outside its interval."""
+    """Run the benchmark; return 1 if a mean is outside its interval."""
     options = parse(__doc__, [*EXPERIMENTS], argv)
     console = Console(highlight=False, width=200)
     out = Path(options.out)
@@ -223,15 +224,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(doc: str | None, rows: Sequence[str], argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line of this script and of ``algorithms.py``."""
+    """Parse the command line, also for ``algorithms.py``."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=rows, default=rows, help="rows (all)")
+    parser.add_argument("--only", nargs="+", choices=rows, default=rows, help="rows (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--quick", action="store_true", help="one step per run, no table")
-    parser.add_argument("--plot", default="", help="path of the figure")
-    parser.add_argument("--out", default="runs/benchmark-experiments", help="results' folder")
+    parser.add_argument("--plot", default="", help="where to save the plot")
+    parser.add_argument("--out", default="runs/benchmark-experiments", help="results folder")
     return parser.parse_args(argv)
 
 

@@ -1,22 +1,23 @@
-"""The cost of a model call for each kind of client, without a model.
+"""Measure the overhead of a model call for each type of client, without a model.
 
-In process, one call of the real OpenAI SDK in a growing conversation (microseconds):
+In process, microseconds per call of the real OpenAI SDK in a growing conversation:
 
-    nothing    the SDK over a transport that answers at once: the SDK's own cost
-    evert      the SDK over evert's transport, the Cookbook's runner and the policy included
-    echo       the SDK against an HTTP server in another process that only echoes
+    nothing    the SDK with a transport that replies immediately: the cost of the SDK itself
+    evert      the SDK with evert's transport, including the Cookbook's runner and the policy
+    echo       the SDK against an HTTP server in another process that returns a fixed response
 
-Over HTTP, whole conversations (milliseconds), one aiohttp client, the same renderer and replies:
+Over HTTP, milliseconds per conversation with the same aiohttp client, renderer and replies:
 
-    evert      the loopback server, the Cookbook's runner included
+    evert      evert's loopback server, including the Cookbook's runner
     cookbook   the Cookbook's chat proxy
 
-Then 1,000 rollouts at once over HTTP: a lost or mixed-up call is an error; leftovers are counted.
+Finally, the benchmark plays 1,000 concurrent rollouts over HTTP. Lost or mixed-up calls are errors.
+Files, threads and tasks that are left at the end are counted.
 
     python benchmarks/faces.py [--quick] [--sdk-turns 1 3 10] [--turns 10 100] [--repeats 5]
                                [--rollouts 1000]
 
-Every row is the median of its repeats; the spread is (max - min) / median.
+Rows show the median over the repeats; the spread is (max - min) / median.
 """
 
 import argparse
@@ -71,7 +72,7 @@ BODY = json.dumps(WHOLE).encode()
 
 
 class Scripted(TokenCompleter):
-    """A policy that always samples the same text, from tokens made before."""
+    """A policy that always samples the same pre-tokenized text."""
 
     def __init__(self, text: str = REPLY) -> None:
         tokens = default_renderer().tokenizer.encode(f"{text}<|im_end|>")
@@ -83,10 +84,10 @@ class Scripted(TokenCompleter):
 
 
 class Nothing:
-    """A transport that answers at once."""
+    """A transport that replies immediately."""
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Return the same response to every request."""
+        """Return the same response for every request."""
         await request.aread()
         return response_for(request, ApiResponse(200, BODY))
 
@@ -101,7 +102,7 @@ class Nothing:
 
 
 async def converse(client: openai.AsyncOpenAI, turns: int) -> float:
-    """Make the calls of a conversation; return their seconds."""
+    """Have a conversation; return the seconds spent in calls."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM}]
     spent = 0.0
     for _ in range(turns):
@@ -117,7 +118,7 @@ async def converse(client: openai.AsyncOpenAI, turns: int) -> float:
 
 
 async def over_nothing(turns: int, url: str) -> float:
-    """Measure the SDK's own cost."""
+    """Measure the cost of the SDK itself."""
     transport: Any = Nothing()
     http = openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False)
     async with openai.AsyncOpenAI(api_key="x", base_url="http://x/v1", http_client=http) as client:
@@ -125,7 +126,7 @@ async def over_nothing(turns: int, url: str) -> float:
 
 
 async def over_evert(turns: int, url: str) -> float:
-    """Play an episode; return the agent's seconds from call to reply."""
+    """Play an episode; return the seconds that the agent spent in calls."""
     spent = 0.0
 
     async def agent(client: AgentClient) -> float:
@@ -145,7 +146,7 @@ async def over_echo(turns: int, url: str) -> float:
 
 
 def echo_server(port: Any) -> None:
-    """Serve the same response to every request; runs in a separate process."""
+    """Serve the same response for every request. Runs in a separate process."""
 
     async def handle(request: web.Request) -> web.Response:
         await request.read()
@@ -167,7 +168,7 @@ def echo_server(port: Any) -> None:
 
 
 async def chat(session: aiohttp.ClientSession, url: str, key: str, turns: int, text: str) -> None:
-    """Make a conversation with a bare HTTP client; check that every reply is for it."""
+    """Have a conversation with a plain HTTP client, and check that the replies belong to it."""
     headers = {"authorization": f"Bearer {key}"}
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
     for _ in range(turns):
@@ -176,7 +177,7 @@ async def chat(session: aiohttp.ClientSession, url: str, key: str, turns: int, t
             answer = await response.json()
         content = answer["choices"][0]["message"]["content"]
         if not content.endswith(text):
-            raise RuntimeError(f"the rollout of {text!r} got {content!r}")
+            raise RuntimeError(f"the rollout of {text!r} received {content!r}")
         messages += [
             {"role": "assistant", "content": content},
             {"role": "user", "content": FEEDBACK},
@@ -184,7 +185,7 @@ async def chat(session: aiohttp.ClientSession, url: str, key: str, turns: int, t
 
 
 async def http_evert(turns: int) -> float:
-    """Return the seconds of a conversation over evert's loopback server."""
+    """Return the duration of a conversation over evert's loopback server."""
     spent = 0.0
 
     async def agent(client: AgentClient) -> float:
@@ -212,7 +213,7 @@ class Sampling:
 
 
 async def http_cookbook(turns: int) -> float:
-    """Return the seconds of the same conversation over the Cookbook's chat proxy."""
+    """Return the duration of the same conversation over the Cookbook's chat proxy."""
     deps = ProxyDeps(default_renderer(), Sampling(), "policy")  # type: ignore[arg-type]
     runner = web.AppRunner(make_app(deps), access_log=None)
     await runner.setup()
@@ -227,7 +228,7 @@ async def http_cookbook(turns: int) -> float:
 
 
 async def many(rollouts: int, turns: int = 3) -> dict[str, float]:
-    """Play rollouts at once over HTTP; return the seconds, and what is left afterwards."""
+    """Play concurrent rollouts over HTTP; return the seconds and what is left afterwards."""
     process = psutil.Process()
     connector = aiohttp.TCPConnector(limit=0)
 
@@ -268,9 +269,9 @@ Measure = Callable[[], Awaitable[float]]
 
 
 async def alternate(rows: dict[str, Measure], repeats: int) -> dict[str, list[float]]:
-    """Measure the rows alternately, so that other load on the machine affects all alike."""
+    """Interleave the measurements so that background load affects all rows equally."""
     times: dict[str, list[float]] = {name: [] for name in rows}
-    for number in range(repeats + 1):  # the first is a warm-up
+    for number in range(repeats + 1):  # the first repeat is a warm-up
         for name, measure in rows.items():
             seconds = await measure()
             if number:
@@ -279,7 +280,7 @@ async def alternate(rows: dict[str, Measure], repeats: int) -> dict[str, list[fl
 
 
 def show(title: str, unit: float, columns: dict[str, dict[str, list[float]]]) -> Table:
-    """Return a table of medians, spreads and ratios to evert's, one column per length."""
+    """Return a table of medians, spreads and ratios to evert, with one column per length."""
     table = Table(title=title)
     table.add_column("row")
     for column in columns:
@@ -296,7 +297,7 @@ def show(title: str, unit: float, columns: dict[str, dict[str, list[float]]]) ->
 
 
 async def run(options: argparse.Namespace, url: str, console: Console) -> None:
-    """Measure and print."""
+    """Run all measurements and print the results."""
     sdk: dict[str, dict[str, list[float]]] = {}
     for turns in options.sdk_turns:
         count = max(1, options.calls // turns)
@@ -311,10 +312,10 @@ async def run(options: argparse.Namespace, url: str, console: Console) -> None:
         rows = {"nothing": over_nothing, "evert": over_evert, "echo": over_echo}
         measures = {name: calls(over, turns, count) for name, over in rows.items()}
         sdk[f"{turns} turns"] = await alternate(measures, options.repeats)
-    console.print(show("One call of the OpenAI SDK, microseconds (times evert's)", 1e6, sdk))
+    console.print(show("One OpenAI SDK call, microseconds (ratio to evert)", 1e6, sdk))
     for column, times in sdk.items():
         share = statistics.median(times["evert"]) - statistics.median(times["nothing"])
-        console.print(f"evert's own share at {column}: {share * 1e6:.0f} us")
+        console.print(f"added by evert at {column}: {share * 1e6:.0f} us")
 
     http: dict[str, dict[str, list[float]]] = {}
     for turns in options.turns:
@@ -324,15 +325,15 @@ async def run(options: argparse.Namespace, url: str, console: Console) -> None:
             "cookbook": partial(http_cookbook, turns),
         }
         http[f"{turns} turns"] = await alternate(conversations, repeats)
-    console.print(show("A conversation over HTTP, milliseconds (times evert's)", 1e3, http))
+    console.print(show("A conversation over HTTP, milliseconds (ratio to evert)", 1e3, http))
 
     left = await many(options.rollouts)
     found = ", ".join(f"{name} {value:.4g}" for name, value in left.items())
-    console.print(f"{options.rollouts} rollouts of 3 turns at once over HTTP: {found}")
+    console.print(f"{options.rollouts} concurrent rollouts of 3 turns over HTTP: {found}")
 
 
 def main() -> None:
-    """Measure and print the tables."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--sdk-turns", type=int, nargs="+", default=[1, 3, 10])
     parser.add_argument("--turns", type=int, nargs="+", default=[10, 100])
@@ -344,7 +345,7 @@ def main() -> None:
     if options.quick:
         options.repeats, options.calls, options.rollouts = 2, 100, 100
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 3 * options.rollouts + 500  # this process has both ends of a connection
+    wanted = 3 * options.rollouts + 500  # both ends of each connection are in this process
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(wanted, hard)), hard))
     port: Any = multiprocessing.Queue()
     server = multiprocessing.Process(target=echo_server, args=(port,), daemon=True)

@@ -1,19 +1,19 @@
-"""The engine on a GPU: whether its numbers are right, its speed, and its memory.
+"""Benchmark the engine on a GPU: correctness, speed and memory.
 
     python benchmarks/gpu.py [--quick] [--out gpu.json]
 
-It needs PyTorch for CUDA and transformers 5, and no network. Only the row of a whole run needs the
-Cookbook and Tinker's SDK; it is left out if they are not installed. Models have the shapes of
-Qwen3-0.6B and 8B, and random weights. The engine is compared with ``generate`` and with a plain
-loop over transformers' own passes, in the same run. The results go to a JSON file and a Markdown
-page beside it.
+Requires PyTorch with CUDA and transformers 5, but no network. Only the row for a full training run
+needs the Cookbook and the Tinker SDK, and it is skipped if they are not installed. Models have the
+shapes of Qwen3-0.6B and 8B, with random weights. The same run also measures transformers' own
+``generate`` and a plain training loop. Results are written to a JSON file, and to a Markdown file
+next to it.
 
-Without CUDA everything runs with small shapes on the stand-in of
-``tests/trainers/engine/standin.py``, which computes on the CPU: this tests that the benchmark runs
-and the numbers are right, but not the speed.
+Without CUDA, everything runs with small shapes on the stand-in device from
+``tests/trainers/engine/standin.py``, which computes on the CPU. This checks that the benchmark
+works and that the numbers are correct, but says nothing about speed.
 
-Exits with 1 if a row failed: an error, a number that is further from its reference than allowed, or
-a host that waits too often.
+Exits with 1 if a row failed. A row fails if there is an error, if a number is too far from its
+reference, or if the host waits for the device too often.
 """
 
 import argparse
@@ -48,14 +48,14 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parent.parent
 
 SDKS = ("tinker", "tinker_cookbook")
-"""Packages that the engine's files import, but that only a whole run calls."""
+"""Packages that the engine's modules import, but that only a full run really uses."""
 
 MISSING = [name for name in SDKS if importlib.util.find_spec(name) is None]
-"""The packages that are not installed, found before ``_SomeSdk`` replaces them."""
+"""The SDKs that are not installed. Must be computed before ``_SomeSdk`` fakes them."""
 
 
 def _make_importable() -> None:
-    """Make the engine's files importable even if evert's requirements are not installed."""
+    """Make the engine importable even if evert's dependencies are not installed."""
     sys.path.append(str(ROOT))  # for the stand-in
     if MISSING or importlib.util.find_spec("evert") is None:
         evert = types.ModuleType("evert")
@@ -65,7 +65,7 @@ def _make_importable() -> None:
 
 
 class _SomeSdk(MetaPathFinder, Loader):
-    """Replaces SDKs that are not installed by modules whose classes take any fields."""
+    """Replaces missing SDKs with fake modules whose classes accept any fields."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         """Return a spec for a module of a missing SDK."""
@@ -73,7 +73,7 @@ class _SomeSdk(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=True) if is_sdk else None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Make every name of the module a class."""
+        """Turn every name in the module into a class."""
         init = {"__init__": lambda self, *args, **fields: self.__dict__.update(fields)}
 
         @cache
@@ -122,33 +122,33 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 151_936, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
     },
 }  # fmt: skip
-"""Shapes of Qwen3, and a small one that a CPU computes in float64."""
+"""Qwen3 shapes, and a small one that is fast enough for float64 on a CPU."""
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""The largest allowed difference of a log-probability, and of a gradient relative to its norm."""
+"""Maximum error of log-probabilities, and of gradients relative to their norm."""
 
 RANK = 32
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the page."""
+    """A row of the results table."""
 
     what: str
     engine: str
-    beside: str = ""  # the same with transformers, in the same run
-    share: str = ""  # of the device's best, or the allowed value
+    beside: str = ""  # the same measurement with transformers
+    share: str = ""  # fraction of the device's peak, or the allowed error
     failed: bool = False
 
 
 @dataclass
 class Bench:
-    """A device, and the results for it.
+    """A device and its results.
 
     Attributes:
-        standin: The stand-in for the device; None on a real one.
-        bandwidth: Bytes per second that the device reads and writes.
-        peak: Operations per second of a matrix product in bfloat16.
+        standin: The stand-in for the device, or None on a real GPU.
+        bandwidth: Memory bandwidth (reads plus writes) in bytes per second.
+        peak: Peak FLOP/s of a bfloat16 matrix product.
     """
 
     device: torch.device
@@ -160,16 +160,16 @@ class Bench:
 
     @property
     def large(self) -> list[str]:
-        """Return the names of the shapes that are timed."""
+        """Return the names of the shapes to time."""
         return ["small"] if self.standin else ["0.6B"] if self.quick else ["0.6B", "8B"]
 
     def add(self, *row: Any, **options: Any) -> None:
-        """Add a row, and print it."""
+        """Add a row and print it."""
         self.rows.append(Row(*row, **options))
         print(" | ".join(str(value) for value in row), flush=True)
 
     def attempt(self, measure: Callable[..., None], *args: Any) -> None:
-        """Call ``measure(self, *args)``; an error becomes a failed row, and the rest goes on."""
+        """Call ``measure(self, *args)``. An error is recorded as a failed row."""
         try:
             measure(self, *args)
         except Exception as error:
@@ -177,9 +177,10 @@ class Bench:
             self.add(measure.__name__, f"{type(error).__name__}: {error}", failed=True)
 
     def seconds(self, call: Callable[[], Any], warm_up: Callable[[], Any] | None = None) -> float:
-        """Return the seconds of a call, including the device's work.
+        """Return how long a call takes, including the work on the device.
 
-        On a GPU: after ``warm_up``; None: after the call itself, and the faster of two calls.
+        On a GPU, ``warm_up`` runs first. Without ``warm_up``, the call itself runs three
+        times, and the faster of the last two runs counts.
         """
         if not self.standin:
             (warm_up or call)()
@@ -193,23 +194,23 @@ class Bench:
         return min(times)
 
     def speed(self, tokens: int, seconds: float) -> str:
-        """Return tokens per second as text; "ran" on a stand-in; "" if ``seconds`` is NaN."""
+        """Format tokens per second ("ran" on a stand-in, "" if ``seconds`` is NaN)."""
         if math.isnan(seconds):
             return ""
         return "ran" if self.standin else f"{tokens / seconds:,.0f} tokens/s"
 
     def share(self, of: float, what: str) -> str:
-        """Return a share of the device's best as text; "" on a stand-in."""
+        """Format a fraction of the device's peak ("" on a stand-in)."""
         return "" if self.standin else f"{of:.0%} of the {what}"
 
     def wait(self) -> None:
-        """Let the device finish."""
+        """Wait for the device to finish."""
         if not self.standin:
             torch.cuda.synchronize()
 
     @contextmanager
     def waits(self) -> Iterator[list[Any]]:
-        """Yield a list that collects the times that the host waits for the device."""
+        """Yield a list that gets an entry each time the host waits for the device."""
         if self.standin:
             found: list[Any] = []
             before = len(self.standin.waits)
@@ -239,7 +240,7 @@ class Bench:
 
 
 class Adapter(nn.Module):
-    """A LoRA adapter around a linear layer, with the names of peft's."""
+    """A LoRA adapter around a linear layer, with the same attribute names as peft."""
 
     active_adapters = ("default",)
     scaling = {"default": 1.0}  # noqa: RUF012
@@ -258,7 +259,7 @@ class Adapter(nn.Module):
         return nn.ModuleDict({"default": made})
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the layer with its adapter, as peft does."""
+        """Apply the layer and its adapter, like peft."""
         down, up = (factor["default"].weight for factor in (self.lora_A, self.lora_B))
         added = F.linear(F.linear(x.to(down.dtype), down), up)  # type: ignore[arg-type]
         result: Tensor = self.base_layer(x) + added
@@ -266,7 +267,7 @@ class Adapter(nn.Module):
 
 
 def make_base(shape: str, dtype: torch.dtype, device: torch.device, *, far: bool = False) -> Any:
-    """Return a model with random weights; ``far``: with larger ones, so that differences show."""
+    """Return a model with random weights. ``far`` makes them larger, so that errors are visible."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options = {"tie_word_embeddings": False, "max_position_embeddings": 4096}
@@ -282,7 +283,7 @@ def make_base(shape: str, dtype: torch.dtype, device: torch.device, *, far: bool
 
 
 def adapted(tree: Any, seed: int) -> Any:
-    """Put an adapter into each linear layer of the model, and return the model."""
+    """Add an adapter to each linear layer of the model, and return the model."""
     generator = torch.Generator().manual_seed(seed)
     for layer in tree.model.layers:
         for owner in (layer.self_attn, layer.mlp):
@@ -293,7 +294,7 @@ def adapted(tree: Any, seed: int) -> Any:
 
 
 def sampler(model: Any, scheduler: Scheduler | None = None) -> ModelSampler:
-    """Return a sampler of a model's present weights."""
+    """Return a sampler for the model's current weights."""
     return ModelSampler(
         FrozenLean(model), None, seed=0, context_length=4096, end_tokens=frozenset(),  # type: ignore[arg-type]
         scheduler=scheduler or Scheduler(),
@@ -301,7 +302,7 @@ def sampler(model: Any, scheduler: Scheduler | None = None) -> ModelSampler:
 
 
 def how(tokens: int) -> Any:
-    """Return sampling parameters for this many tokens at temperature 1."""
+    """Return sampling parameters for ``tokens`` tokens at temperature 1."""
     fields = {"max_tokens": tokens, "temperature": 1.0, "top_k": -1, "top_p": 1.0}
     return types.SimpleNamespace(**fields, seed=None, stop=[])
 
@@ -331,7 +332,7 @@ def check_small(bench: Bench, dtype: torch.dtype) -> None:
     for futures, reference in zip(scored, references, strict=True):
         for row, future in zip(rows, futures, strict=True):
             wrong = max(wrong, far_from(future.result()[1:], reference, row))
-    _judge(bench, f"scores of 7 rows by 2 adapters, {name_of(dtype)}", wrong, dtype)
+    _judge(bench, f"scores of 7 rows with 2 adapters, {name_of(dtype)}", wrong, dtype)
     asked = [(row, number) for row in rows for number in (0, 1)]
     drawn = [samplers[number].sample(row, 2, how(12)) for row, number in asked]
     wrong = 0.0
@@ -340,7 +341,7 @@ def check_small(bench: Bench, dtype: torch.dtype) -> None:
             whole = [*row, *np.asarray(reply.tokens_np).tolist()]
             found = np.asarray(reply.logprobs_np)
             wrong = max(wrong, far_from(found, references[number], whole))
-    _judge(bench, f"sampled together by 2 adapters, {name_of(dtype)}", wrong, dtype)
+    _judge(bench, f"sampled together with 2 adapters, {name_of(dtype)}", wrong, dtype)
     scheduler.close()
     for loss in ["cross_entropy", "gspo"] if bench.quick else LOSSES:
         wrong = _gradients_apart(trees[0], references[0], rows, loss)
@@ -348,7 +349,7 @@ def check_small(bench: Bench, dtype: torch.dtype) -> None:
 
 
 def logprobs_by(model: Any, row: Sequence[int]) -> np.ndarray:
-    """Return the log-probabilities of a row's tokens after the first, from transformers."""
+    """Return transformers' log-probabilities for all tokens of a row but the first."""
     tokens = torch.tensor([row], device=next(model.parameters()).device)
     with torch.no_grad():
         logprobs = torch.log_softmax(model(input_ids=tokens).logits[0, :-1].double(), -1)
@@ -357,12 +358,12 @@ def logprobs_by(model: Any, row: Sequence[int]) -> np.ndarray:
 
 
 def far_from(found: Sequence[float] | np.ndarray, reference: Any, row: Sequence[int]) -> float:
-    """Return the largest difference of a row's last log-probabilities from transformers'."""
+    """Return the largest error of ``found``, the log-probabilities of the row's last tokens."""
     return float(np.abs(np.asarray(found) - logprobs_by(reference, row)[-len(found) :]).max())
 
 
 def _gradients_apart(tree: Any, reference: Any, rows: list[list[int]], name: str) -> float:
-    """Return the difference of two models' gradients of a loss, relative to the norm."""
+    """Return the difference between two models' gradients, relative to the reference's norm."""
     noise = np.random.default_rng(5)
     inputs = [
         {
@@ -404,27 +405,27 @@ def _gradient(model: Any, rows: list[list[int]], inputs: list[Any], name: str) -
 
 def _judge(bench: Bench, what: str, wrong: float, dtype: torch.dtype) -> None:
     allowed = TOLERANCES[dtype]
-    bench.add(what, f"{wrong:.1e} apart", "", f"allowed {allowed:g}", failed=not wrong <= allowed)
+    bench.add(what, f"off by {wrong:.1e}", "", f"allowed {allowed:g}", failed=not wrong <= allowed)
 
 
 # -- speed -----------------------------------------------------------------------------------------
 
 
 def measure_device(bench: Bench) -> None:
-    """Measure the device's best with PyTorch's copies and matrix products."""
+    """Measure the device's peak bandwidth and FLOP/s with PyTorch copies and matrix products."""
     size, width = (2**20, 256) if bench.standin else (2**31, 8192)
     source = torch.zeros(size // 4, device=bench.device)
     bench.bandwidth = 2 * size / bench.seconds(source.clone)
     left = torch.randn(width, width, device=bench.device).to(torch.bfloat16)
     bench.peak = 2 * width**3 / bench.seconds(lambda: left @ left)
     figures = f"{bench.bandwidth / 1e12:.2f} TB/s, {bench.peak / 1e12:.0f} TFLOP/s"
-    bench.add("copies and products of bfloat16", "ran" if bench.standin else figures)
+    bench.add("memory copies, bfloat16 products", "ran" if bench.standin else figures)
 
 
 def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
-    """Measure sampled tokens per second, compared with ``generate`` on the padded batch.
+    """Measure sampled tokens per second and compare them with ``generate``.
 
-    The share of the bandwidth is that of decoding alone: a reply of one token is subtracted.
+    Bandwidth utilization only covers decoding: the time of a one-token reply is subtracted.
     """
     one = sampler(base)
     length, reply = (24, 6) if bench.standin else (256, 128)
@@ -432,8 +433,8 @@ def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
     key_bytes = 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     read_weights = 2 * (count_parameters(base) - base.get_input_embeddings().weight.numel())
     for count in (1, 4) if bench.standin else (1, 16, 64, 256):
-        # New prompts each time: the sampler remembers those that it had.
-        seeds = range(9 * count, 9 * count + 9)  # equal seeds begin with equal rows
+        # Use new prompts each time, because the sampler caches the prompts it has seen.
+        seeds = range(9 * count, 9 * count + 9)  # different for each count, so that no row repeats
         prompts = [random_rows(count, length, vocabulary, seed) for seed in seeds]
 
         def draw(wanted: int, prompts: list[list[list[int]]] = prompts) -> None:
@@ -463,7 +464,7 @@ def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
             took = bench.seconds(lambda: draw(reply))
         bench.add("the same, without CUDA graphs", bench.speed(count * reply, took))
     waits = []
-    one.sample(rows[0], 4, how(1)).result()  # the prompt is remembered from here on
+    one.sample(rows[0], 4, how(1)).result()  # cache the prompt
     for tokens in (reply, 2 * reply):
         with bench.waits() as found:
             one.sample(rows[0], 4, how(tokens)).result()
@@ -483,7 +484,7 @@ def measure_sampling(bench: Bench, shape: str, base: Any) -> None:
 
 
 def measure_adapters(bench: Bench, shape: str, base: Any) -> None:
-    """Measure a decoding step for rows of one adapter, and of two, which use no CUDA graphs."""
+    """Measure a decoding step with one adapter, and with two (without CUDA graphs)."""
     count, length, reply = (4, 24, 6) if bench.standin else (64, 256, 128)
     bases, scheduler, seeds = SharedBases(), Scheduler(), itertools.count()
     trees = [adapted(bases.tree("base", lambda: base), seed) for seed in (1, 2)]
@@ -504,7 +505,7 @@ def measure_adapters(bench: Bench, shape: str, base: Any) -> None:
 
 
 def measure_training(bench: Bench, shape: str, base: Any) -> None:
-    """Measure a step of an adapter over distinct rows, compared with transformers' passes."""
+    """Measure a training step of an adapter on distinct rows, and compare with transformers."""
     count, length = (4, 24) if bench.standin else (64, 1024)
     tree = adapted(SharedBases().tree("base", lambda: base), 1)
     rows = [np.array(row) for row in random_rows(count, length, base.config.vocab_size)]
@@ -532,7 +533,7 @@ def measure_training(bench: Bench, shape: str, base: Any) -> None:
     weights = 0
     if not bench.standin:
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(bench.device)  # forget the peak of sampling
+        torch.cuda.reset_peak_memory_stats(bench.device)  # ignore the peak from sampling
         weights = torch.cuda.memory_allocated(bench.device)
     took = bench.seconds(lambda: step(passes.logprobs, rows), lambda: step(passes.logprobs, few))
     slow = math.nan
@@ -541,12 +542,12 @@ def measure_training(bench: Bench, shape: str, base: Any) -> None:
         each = activation_bytes(base.config, torch.bfloat16, checkpointing=budget.checkpointing)
         plan = budget.tokens * each + logits_bytes(base.config, bench.device)
         figures = f"{held / 1e9:.1f} GB", "", f"planned {plan / 1e9:.1f} GB"
-        bench.add(f"{shape}: memory of a pass over {budget.tokens:,} tokens at most", *figures)
+        bench.add(f"{shape}: memory of a pass over at most {budget.tokens:,} tokens", *figures)
         tree.gradient_checkpointing_enable({"use_reentrant": False})
         tree.train()
         slow = bench.seconds(lambda: step(plain, rows), lambda: step(plain, few))
     multiplied = count_parameters(base) - base.get_input_embeddings().weight.numel()
-    work = 4 * multiplied * count * length  # layers that are computed again count once
+    work = 4 * multiplied * count * length  # recomputed layers count once
     bench.add(
         f"{shape}: a step over {count} rows of {length} tokens",
         bench.speed(count * length, took),
@@ -556,7 +557,7 @@ def measure_training(bench: Bench, shape: str, base: Any) -> None:
 
 
 def measure_shape(bench: Bench, shape: str) -> None:
-    """Measure a model of a shape: sampling, then training."""
+    """Measure sampling, adapters and training for a model of the given shape."""
     base = make_base(shape, torch.bfloat16, bench.device)
     base.requires_grad_(False)
     bench.attempt(measure_sampling, shape, base)
@@ -565,20 +566,20 @@ def measure_shape(bench: Bench, shape: str) -> None:
 
 
 def run_identity(bench: Bench, folder: Path) -> None:
-    """Train the game identity by ``evert train``."""
+    """Train on the identity game with ``evert train``."""
     if bench.standin or MISSING:
         why = f"{' and '.join(MISSING)} not installed" if MISSING else "no GPU"
-        bench.add("a run of the game identity", f"left out: {why}")
+        bench.add("a run of the identity game", f"skipped: {why}")
         return
     command = [sys.executable, "-m", "evert.trainers.cli", "train", "env=identity", "device=cuda"]
     start = time.perf_counter()
     done = subprocess.run([*command, f"log_path={folder}/identity"], check=False)
     took = f"{time.perf_counter() - start:.0f} s"
-    bench.add("a run of the game identity", took, failed=done.returncode != 0)
+    bench.add("a run of the identity game", took, failed=done.returncode != 0)
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the dtype's name without "torch."."""
+    """Return the dtype's name without the "torch." prefix."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -596,12 +597,12 @@ def page(bench: Bench, machine: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 if a row failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="only bfloat16, without the 8B shape")
+    parser.add_argument("--quick", action="store_true", help="only bfloat16, skip the 8B shape")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     options = parser.parse_args(arguments)
-    import_lazy_modules()  # if imported on a stand-in, they would find a GPU
+    import_lazy_modules()  # on the stand-in, these imports would detect a GPU
     with ExitStack() as stack:
-        name = "no CUDA: a stand-in on the CPU, whose times mean nothing"
+        name = "no CUDA: a stand-in on the CPU, timings are meaningless"
         standin = None
         if torch.cuda.is_available():
             name = torch.cuda.get_device_name()

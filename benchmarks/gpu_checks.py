@@ -1,16 +1,16 @@
-"""Checks what evert has not yet shown on a GPU, in one script of at most twelve minutes.
+"""Check everything that has not been tested on a GPU yet, in at most twelve minutes.
 
     python benchmarks/gpu_checks.py [--only multiply] [--out gpu-checks] [--device cpu]
 
-    tests     the engine's tests for devices, on the GPU in place of the stand-in
-    multiply  the 0.5 B learns to multiply with a tool: held-out scores before and after, a curve
-    engine    gpu.py: correct numbers, share of the bandwidth at 64 prompts, several adapters
-    recipe    a recipe of the Cookbook, unchanged, trains an adapter of the 0.5 B
+    tests     the engine's device tests, on the GPU instead of the stand-in
+    multiply  the 0.5B model learns to multiply with a tool; held-out scores before and after
+    engine    gpu.py: correctness, bandwidth utilization at 64 prompts, multiple adapters
+    recipe    an unchanged Cookbook recipe trains an adapter for the 0.5B model
 
-The parts run in this order, each with a time limit; a part that takes longer is stopped, keeps its
-files, and counts as failed. Each part's output is a file in the folder. Exits with 1 if a part
-failed. ``--device cpu`` is the dry run without a GPU: the stand-in, and two steps of each training.
-``benchmarks/README.md`` says where the weights of ``.models/qwen-coder`` came from.
+The parts run in this order, each with a time limit. A part that exceeds its limit is stopped and
+counts as failed; its files are kept. The output of each part goes to a file in the results folder.
+Exits with 1 if a part failed. ``--device cpu`` is a dry run without a GPU: it uses the stand-in and
+trains for two steps only. ``benchmarks/README.md`` explains how to get ``.models/qwen-coder``.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for the file beside this one
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks.experiments
 
 from benchmarks.experiments import EXPERIMENTS, ROOT
 
@@ -36,7 +36,7 @@ with embedded_engine(sys.argv.pop(1), device=sys.argv.pop(1)):
 
 @dataclass(frozen=True)
 class Part:
-    """A command, and its limit in seconds."""
+    """A command and its time limit in seconds."""
 
     command: Sequence[str]
     seconds: int
@@ -44,7 +44,7 @@ class Part:
 
 
 def parts(out: Path, device: str) -> dict[str, Part]:
-    """Return the parts by name; on a CPU, their dry runs."""
+    """Return the parts by name. On a CPU, these are the dry runs."""
     is_dry = device == "cpu"
     python, times = sys.executable, 10 if is_dry else 1
     multiply = EXPERIMENTS["multiply"].game + " eval_every=0 learning_rate=1e-4 max_tokens=48 "
@@ -74,7 +74,7 @@ def parts(out: Path, device: str) -> dict[str, Part]:
 
 
 def run(name: str, part: Part, out: Path) -> bool:
-    """Run a part, with its output in a file; print its end, and return whether it succeeded."""
+    """Run a part with its output in a file and print the tail; return whether it succeeded."""
     log, began = out / f"{name}.log", time.monotonic()
     code: int | str
     with log.open("w") as file:
@@ -95,8 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=[*parts(Path(), "cpu")], help="parts (all)")
-    parser.add_argument("--out", type=Path, default=Path("gpu-checks"), help="folder of results")
+    parser.add_argument("--only", nargs="+", choices=[*parts(Path(), "cpu")], help="default: all")
+    parser.add_argument("--out", type=Path, default=Path("gpu-checks"), help="results folder")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     options = parser.parse_args(argv)
     out = options.out.resolve()
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, part in parts(out, options.device).items()
         if not (options.only and name not in options.only) and not run(name, part, out)
     ]
-    print(f"failed: {', '.join(failed)}" if failed else "all parts ended well")
+    print(f"failed: {', '.join(failed)}" if failed else "all parts passed")
     return 1 if failed else 0
 
 

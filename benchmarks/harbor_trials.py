@@ -1,11 +1,11 @@
-"""Many trials of Harbor at once, with a script as the model: rewards, memory, and leftovers.
+"""Run many concurrent Harbor trials with a scripted model; check rewards, memory and leaks.
 
     .frameworks/harbor/bin/python benchmarks/harbor_trials.py [--quick] [--trials 64]
 
-terminus-2 types the solutions of the tasks of ``examples/harbor`` in sandboxes, two for each trial,
-since the verifier has its own. A reward other than 1 fails the benchmark, and so does anything
-left at the end: processes, folders, sockets. Peak memory is that of this process and all processes
-that it started; shared memory is counted once (PSS).
+terminus-2 types the solutions of the ``examples/harbor`` tasks in sandboxes. Each trial has two
+sandboxes, because the verifier runs in its own. The benchmark fails if a reward is not 1, or if any
+process, folder or socket is left at the end. Peak memory covers this process and all its
+descendants, with shared memory counted once (PSS).
 """
 
 import argparse
@@ -33,11 +33,11 @@ from evert.harbor import HarborAgent
 TASKS = sorted((Path(__file__).parent.parent / "examples" / "harbor").iterdir())
 AGENT = HarborAgent("terminus-2", "bubblewrap", timeout_multiplier=10)
 PAUSE = 0.25
-"""Seconds between two measurements of memory."""
+"""Seconds between memory measurements."""
 
 
 def typing(task: Path) -> ScriptedPolicy:
-    """Return a policy that types the task's solution, says that it is done, and confirms it."""
+    """Return a policy that types the task's solution, declares the task done and confirms it."""
     lines = (task / "solution/solve.sh").read_text().splitlines()[1:]
     typed = [{"keystrokes": f"{line}\n", "duration": 0.3} for line in lines]
     said = [
@@ -48,7 +48,7 @@ def typing(task: Path) -> ScriptedPolicy:
 
 
 async def earned(number: int) -> float:
-    """Play one trial; return its reward."""
+    """Run one trial; return its reward."""
     task = TASKS[number % len(TASKS)]
     played = await do_single_rollout(typing(task), ChatAgentEnv(AGENT, str(task)))
     return sum(step.reward for step in played.transitions)
@@ -65,17 +65,17 @@ def left() -> dict[str, int]:
 
 
 def held() -> int:
-    """Return the bytes of this process and its children, shared memory counted once (PSS)."""
+    """Return the memory of this process and its descendants (PSS, in bytes)."""
     total = 0
     for one in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        with suppress(psutil.Error, OSError):  # it has ended
-            total += getattr(one.memory_full_info(), "pss", 0)  # only Linux has it
+        with suppress(psutil.Error, OSError):  # already exited
+            total += getattr(one.memory_full_info(), "pss", 0)  # PSS is Linux only
     return total
 
 
 @contextmanager
 def watched() -> Iterator[list[int]]:
-    """Yield the peaks of the bytes and of the number of processes."""
+    """Yield the peak memory and the peak number of processes."""
     peaks, over = [0, 0], Event()
 
     def look() -> None:
@@ -92,8 +92,8 @@ def watched() -> Iterator[list[int]]:
 
 
 async def count(trials: int) -> bool:
-    """Play the trials at once, and print the results; return whether all went well."""
-    await earned(0)  # load everything once
+    """Run the trials concurrently and print the results; return whether none failed or leaked."""
+    await earned(0)  # warm up
     await asyncio.sleep(1)
     before, start = left(), time.perf_counter()
     with watched() as peaks:
@@ -102,7 +102,7 @@ async def count(trials: int) -> bool:
     await asyncio.sleep(1)
     rest = {name: number - before[name] for name, number in left().items()}
     Console().print(
-        f"{trials} trials at once: {seconds:.0f} s, {peaks[0] / 1e9:.2f} GB and {peaks[1]} "
+        f"{trials} concurrent trials: {seconds:.0f} s, {peaks[0] / 1e9:.2f} GB and {peaks[1]} "
         f"processes at the peak, {sum(reward == 1 for reward in rewards)} with reward 1; left: "
         + ", ".join(f"{number} {name}" for name, number in rest.items())
     )
@@ -116,9 +116,9 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=64)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as own:
-        tempfile.tempdir = own  # other processes make folders in the usual one
+        tempfile.tempdir = own  # so that only this process's folders are counted
         if not asyncio.run(count(8 if options.quick else options.trials)):
-            sys.exit("a trial failed, or something was left")
+            sys.exit("a trial failed or something was left")
 
 
 if __name__ == "__main__":

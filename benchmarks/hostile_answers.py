@@ -1,15 +1,15 @@
-"""Hostile answers to the scorers of all of reasoning-gym's generators.
+"""Send hostile answers to the scorers of all reasoning-gym generators.
 
     python benchmarks/hostile_answers.py [--quick] [--answers 3000] [--seed 1] [--only countdown]
 
-Half of the answers are from a list: powers, exponents, deep brackets, code, numbers of thousands of
-digits, texts on which patterns backtrack. The other half are the generator's right answers, with
-numbers or signs replaced by such texts. Each is the reply of a policy in an episode. Two episodes
-are played at a time, after one of each generator with a right answer, which imports what its scorer
-needs.
+Half of the answers come from a list: powers, exponents, deeply nested brackets, code, numbers with
+thousands of digits, and texts that make regular expressions backtrack. The other half are correct
+answers in which numbers or symbols are replaced with such texts. Each answer is a policy's reply in
+an episode, and two episodes are played concurrently. Before that, each generator plays one episode
+with the correct answer, so that its scorer's imports are not measured.
 
-The benchmark fails if an answer takes over 5 s from the reply to the reward, if the event loop
-is blocked for 0.25 s of its processor time, if an episode fails, if an answer makes a file, or if a
+The benchmark fails if an answer takes more than 5 s from reply to reward, if the event loop's
+thread is blocked for 0.25 s of CPU time, if an episode fails, if an answer creates a file, or if a
 process is left at the end.
 """
 
@@ -41,11 +41,11 @@ from evert.envs.tasksets.reasoning_gym import Reasoning
 MOST_SECONDS, LONGEST_STALL = 5.0, 0.25
 PLAYED_AT_ONCE = 2
 ITEMS = 5
-"""Items of each generator, whose answers are changed."""
+"""Items per generator whose answers are mutated."""
 LONGEST = 50_000
-"""Maximum characters of an answer."""
+"""Maximum length of an answer, in characters."""
 MARK = Path(tempfile.gettempdir()) / f"evert-hostile-{os.getpid()}"
-"""A file that no answer may make."""
+"""A file that no answer may be able to create."""
 
 NUMBERS = [
     "1e-9999999", "1e9999999", "1e-99999999999", "9**9**9**9", "9^9^9^9", "9" * 4000, "9" * 50_000,
@@ -71,7 +71,7 @@ TEXTS = [
 
 
 def changed(answer: str, rng: random.Random) -> str:
-    """Return a right answer with one to three changes."""
+    """Return a correct answer with one to three mutations."""
     for _ in range(rng.randint(1, 3)):
         places = [match.span() for match in re.finditer(r"\d+|\w+|[^\w\s]", answer[:5000])]
         start, end = rng.choice(places or [(0, 0)])
@@ -86,10 +86,10 @@ class Found:
     """The measurements.
 
     Attributes:
-        seconds: For each answer: seconds from the reply to the end, its generator, and the answer.
-        stopped: Number of answers per generator at which the scorer was stopped.
-        stall: The longest stall of the event loop, in its thread's processor time.
-        failures: Episodes that raised.
+        seconds: For each answer, the seconds from reply to reward, the generator and the text.
+        stopped: How often the scorer was stopped, per generator.
+        stall: The longest stall of the event loop, in CPU seconds of its thread.
+        failures: The errors that episodes raised.
     """
 
     seconds: list[tuple[float, str, str]] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Found:
     failures: list[str] = field(default_factory=list)
 
     async def beat(self) -> None:
-        """Run again and again on the loop, to measure its stalls."""
+        """Measure stalls with a heartbeat on the event loop."""
         before = time.thread_time()
         while True:
             await asyncio.sleep(0.001)
@@ -108,7 +108,7 @@ class Found:
 
 
 class Sampler(TokenCompleter):
-    """A policy with one reply, which it tokenises outside of the loop, before ``said``."""
+    """A policy with one fixed reply, tokenized in a thread. ``said`` is when it replied."""
 
     def __init__(self, reply: str) -> None:
         self.reply = reply
@@ -125,7 +125,7 @@ class Sampler(TokenCompleter):
 
 
 async def played(agent: Reasoning, reply: str, task: int) -> tuple[float, bool]:
-    """Return the seconds from the reply to the end, and whether the scorer was stopped."""
+    """Return the seconds from reply to reward, and whether the scorer was stopped."""
     sampler = Sampler(reply)
     trajectory = await do_single_rollout(sampler, ChatAgentEnv(agent, task))
     took = time.monotonic() - sampler.said
@@ -133,7 +133,7 @@ async def played(agent: Reasoning, reply: str, task: int) -> tuple[float, bool]:
 
 
 async def attack(options: argparse.Namespace, found: Found) -> None:
-    """Play an episode for each answer."""
+    """Play one episode per answer."""
     from reasoning_gym.factory import DATASETS
 
     rng = random.Random(options.seed)
@@ -167,18 +167,18 @@ async def attack(options: argparse.Namespace, found: Found) -> None:
 
 
 def main() -> int:
-    """Measure and print the figures; return 1 if one is over its bar."""
+    """Run the benchmark; return 1 if a result misses its target."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="105 answers, one of each generator")
+    parser.add_argument("--quick", action="store_true", help="105 answers, one per generator")
     parser.add_argument("--answers", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", nargs="+", help="names of generators")
+    parser.add_argument("--only", nargs="+", help="generator names")
     options = parser.parse_args()
     if options.quick:
         options.answers = 105
-    warnings.simplefilter("ignore")  # of reasoning-gym's modules
+    warnings.simplefilter("ignore")  # raised when importing reasoning-gym
     found = Found()
     asyncio.run(attack(options, found))
     [server] = psutil.Process().children()
@@ -197,8 +197,8 @@ def main() -> int:
     wrong = [
         *found.failures,
         *[f"{name} took {took:.1f} s" for took, name, _ in slowest if took > MOST_SECONDS],
-        *[f"the loop stood still for {found.stall:.2f} s"] * (found.stall >= LONGEST_STALL),
-        *["an answer made a file"] * MARK.exists(),
+        *[f"the event loop was blocked for {found.stall:.2f} s"] * (found.stall >= LONGEST_STALL),
+        *["an answer created a file"] * MARK.exists(),
         *["a process is left"] * bool(left),
     ]
     for line in wrong:

@@ -1,14 +1,14 @@
-"""Hostile HTTP against the loopback server, while rollouts play through it.
+"""Attack the loopback server with hostile HTTP while rollouts use it.
 
     python benchmarks/hostile_http.py [--quick] [--requests 10000] [--idle 600] [--seed 1]
 
-Attackers run in another process. They open hundreds of idle connections, and send random bytes,
-mutated requests, wrong keys, the key of another rollout, half of a request, several requests in one
-write, and bodies that are compressed, cut or of the wrong length. Some do not read the response,
-some reset the connection. Meanwhile rollouts of ten turns play through the same server; their
-replies have the number of the turn. The benchmark fails if an attacker gets a 5xx or a reply of
-these rollouts, if one of their calls fails or gets a wrong reply, or if a socket is left at the
-end.
+The attackers run in another process. They open hundreds of idle connections and send random bytes,
+mutated requests, wrong keys, another rollout's key, partial requests, several requests in a single
+write, and bodies that are compressed, truncated or of the wrong length. Some don't read the
+response, and some reset the connection. Meanwhile, rollouts of ten turns use the same server. Each
+reply in a rollout contains the turn number. The benchmark fails if an attacker receives a 5xx or a
+reply that belongs to one of these rollouts, if a call of a rollout fails or receives the wrong
+reply, or if a socket is left at the end.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from evert import AgentClient, ChatAgentEnv, ScriptedPolicy
 TURNS = 10
 PLAYED_AT_ONCE = 4
 ATTACKERS = 16
-"""Connections at a time that send requests."""
+"""Number of concurrent attacking connections."""
 PATHS = [
     "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/models", "/v1/models/policy",
     "/v1/messages/count_tokens", "/v1beta/models/policy:generateContent", "/", "*", "/v1/../x%00",
@@ -62,7 +62,7 @@ SECRET = "private-"
 
 
 async def play(session: aiohttp.ClientSession, number: int, keys: list[str]) -> None:
-    """Play one rollout, and check that each reply is for it and for its turn."""
+    """Play one rollout, checking that each reply belongs to the right rollout and turn."""
 
     async def agent(client: AgentClient) -> float:
         keys.append(client.api_key)
@@ -89,7 +89,7 @@ async def play(session: aiohttp.ClientSession, number: int, keys: list[str]) -> 
 
 
 async def victim(keys: list[str], ready: "asyncio.Future[str]", over: asyncio.Event) -> None:
-    """Play a rollout whose key the attackers use; it makes valid calls meanwhile."""
+    """Play the rollout whose key the attackers use. It keeps making valid calls."""
 
     async def agent(client: AgentClient) -> float:
         keys.append(client.api_key)
@@ -106,7 +106,7 @@ async def victim(keys: list[str], ready: "asyncio.Future[str]", over: asyncio.Ev
 
 
 def attack_bytes(rng: random.Random, key: str) -> bytes:
-    """Return the bytes of one attack."""
+    """Return what an attack sends: random bytes, a valid request or a malformed one."""
     if rng.random() < 0.15:
         return rng.randbytes(rng.randrange(1, 400))
     if rng.random() < 0.2:
@@ -131,7 +131,7 @@ def attack_bytes(rng: random.Random, key: str) -> bytes:
 
 
 def good_bytes(key: str) -> bytes:
-    """Return a correct request, with a key that the attacker should not have."""
+    """Return a valid request with a key that the attacker should not have."""
     body = json.dumps(BODIES[0]).encode()
     head = f"Host: localhost\r\nx-api-key: {key}\r\nx-stainless-retry-count: 1\r\n"
     length = f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -139,7 +139,7 @@ def good_bytes(key: str) -> bytes:
 
 
 def attack_once(at: tuple[str, int], key: str, seed: int) -> bytes:
-    """Send one attack; return what is received until a pause of 0.1 seconds."""
+    """Send one attack; return what is received until nothing arrives for 0.1 seconds."""
     rng = random.Random(seed)
     received = b""
     with socket.create_connection(at, timeout=60) as one, suppress(OSError):
@@ -156,7 +156,7 @@ def attack_once(at: tuple[str, int], key: str, seed: int) -> bytes:
 
 
 def attack(port: int, key: str, requests: int, idle: int, seed: int) -> None:
-    """Send all attacks, many at a time, beside idle connections; print the counts of responses."""
+    """Send all attacks concurrently, with idle connections open; print the response counts."""
     at = ("127.0.0.1", port)
     with ThreadPoolExecutor(ATTACKERS) as threads, ExitStack() as idle_ones:
         for _ in range(idle):
@@ -176,7 +176,7 @@ def attack(port: int, key: str, requests: int, idle: int, seed: int) -> None:
 
 
 async def battle(options: argparse.Namespace) -> tuple[dict[str, dict[str, int]], int]:
-    """Attack; return the attackers' counts, and the number of rollouts meanwhile."""
+    """Attack while rollouts are played; return the attackers' counts and how many were played."""
     keys: list[str] = []
     over = asyncio.Event()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -217,10 +217,10 @@ def main() -> int:
     left = len(psutil.Process().net_connections()) - before
     broken = sum(count for status, count in told["answers"].items() if status.startswith("5"))
     Console().print(
-        f"{options.requests} hostile requests, {options.idle} idle connections: {broken} answers "
-        f"5xx, {told['leaked']} with a rollout's reply; {played} rollouts of {TURNS} turns played "
-        f"meanwhile, all with the right replies; {left} sockets "
-        f"left.\nAnswers by status: {dict(sorted(told['answers'].items()))}"
+        f"{options.requests} hostile requests, {options.idle} idle connections: {broken} 5xx "
+        f"responses, {told['leaked']} with a rollout's reply; {played} rollouts of {TURNS} turns "
+        f"played meanwhile, all with the right replies; {left} sockets "
+        f"left.\nResponses by status: {dict(sorted(told['answers'].items()))}"
     )
     return int(bool(broken or told["leaked"] or left) or played == 0)
 

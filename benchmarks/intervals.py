@@ -1,16 +1,17 @@
-"""How often the 95 % intervals of tables and figures contain the truth: for shares and for means.
+"""Measure the coverage of the 95% intervals in tables and figures, for shares and means.
 
-Each draw simulates tasks and their episodes, and computes the interval. For a share, the episodes
-of a task are independent ("free"), or all have the same result in half of the tasks ("half") or in
-every task ("alike", as with greedy players). For a mean, the tasks' rewards are normal, or uniform.
+Each draw simulates the episodes of some tasks and computes the interval. For shares, there are
+three cases. In "free", the episodes of a task are independent. In "alike", all episodes of a task
+have the same result, as in greedy play. In "half", half of the tasks are like "free" and half are
+like "alike". For means, the rewards of the tasks are normally or uniformly distributed.
 
     python benchmarks/intervals.py [--quick] [--method evert|bootstrap|errors] [--draws 2000]
 
-A cell is the share of draws whose interval contains the truth, and the mean width of the intervals.
-The benchmark fails if evert's intervals contain it in fewer than 93 % of the draws (90 % for means
-of uniform rewards, since Student's interval is exact only for normal ones). For comparison,
-``bootstrap`` resamples tasks with SciPy's percentiles: it has no width if all tasks end alike.
-``errors`` are 1.96 standard errors of the tasks' means to both sides.
+Each cell shows the fraction of draws whose interval contains the true value, and the mean interval
+width. The benchmark fails if evert's coverage is below 93% (90% for uniform rewards, because
+Student's t interval is exact only for normal ones). For comparison, ``bootstrap`` is SciPy's
+percentile bootstrap over tasks, which has zero width if all tasks have the same result, and
+``errors`` is the mean over tasks plus or minus 1.96 standard errors.
 """
 
 import argparse
@@ -30,13 +31,13 @@ from evert.trainers.episodes.scores import ByTask, interval
 SHARES = (0.02, 0.1, 0.5, 0.9, 0.98)
 TASKS = (5, 10, 40, 200)
 PLAYS = {"1": (1, 0.0), "4, free": (4, 0.0), "4, half": (4, 0.5), "4, alike": (4, 1.0)}
-"""Name of a row -> episodes per task, and the share of tasks whose episodes all end alike."""
+"""Row name -> episodes per task, and the fraction of tasks whose episodes all agree."""
 FEW = (2, 3, 4, 8, 16, 40)
 REWARDS: dict[str, Callable[[random.Random], float]] = {
     "normal": lambda rng: rng.gauss(0.5, 0.2),
     "uniform": lambda rng: rng.random(),
 }
-"""Name of a column -> the reward of a task; its mean is 0.5."""
+"""Column name -> draws the reward of a task; the mean is 0.5."""
 LEAST = {"normal": 0.93, "uniform": 0.9}
 
 Interval = Callable[..., tuple[float, float] | None]
@@ -46,13 +47,13 @@ def bootstrap(by_task: ByTask, **_: object) -> tuple[float, float]:
     """Return SciPy's percentile bootstrap interval over tasks."""
     means = np.array([fmean(task) for task in by_task])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SciPy warns if all are equal
+        warnings.simplefilter("ignore")  # SciPy warns if all values are equal
         found = stats.bootstrap((means,), np.mean, n_resamples=999, method="percentile", rng=0)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
 def errors(by_task: ByTask, **_: object) -> tuple[float, float]:
-    """Return 1.96 standard errors to both sides of the mean over tasks."""
+    """Return the mean over tasks plus or minus 1.96 standard errors."""
     means = [fmean(task) for task in by_task]
     half = 1.96 * stdev(means) / len(means) ** 0.5
     return fmean(means) - half, fmean(means) + half
@@ -62,14 +63,14 @@ METHODS: dict[str, Interval] = {"evert": interval, "bootstrap": bootstrap, "erro
 
 
 def task(share: float, episodes: int, alike: float, rng: random.Random) -> list[bool]:
-    """Simulate the successes of a task's episodes."""
+    """Simulate which of a task's episodes succeed."""
     if rng.random() < alike:
         return [rng.random() < share] * episodes
     return [rng.random() < share for _ in range(episodes)]
 
 
 def cover(ends: Iterable[tuple[float, float] | None], truth: float) -> tuple[float, str]:
-    """Return the share of intervals that contain the truth, and a cell: with their mean width."""
+    """Return the coverage of the intervals, and the table cell with coverage and mean width."""
     known = [each or (-np.inf, np.inf) for each in ends]
     held = fmean(low <= truth <= high for low, high in known)
     return held, f"{held:.1%} {fmean(high - low for low, high in known):.2f}"
@@ -78,31 +79,31 @@ def cover(ends: Iterable[tuple[float, float] | None], truth: float) -> tuple[flo
 def of_share(
     method: Interval, share: float, tasks: int, play: tuple[int, float], draws: int
 ) -> tuple[float, str]:
-    """Measure intervals of a share of successes."""
+    """Measure the coverage for a success rate."""
     rng = random.Random(f"{share}/{tasks}/{play}")
     played = ([task(share, *play, rng) for _ in range(tasks)] for _ in range(draws))
     return cover((method(by_task, is_share=True) for by_task in played), share)
 
 
 def of_mean(method: Interval, name: str, tasks: int, draws: int) -> tuple[float, str]:
-    """Measure intervals of a mean reward."""
+    """Measure the coverage for a mean reward."""
     rng = random.Random(f"{name}/{tasks}")
     played = ([[REWARDS[name](rng)] for _ in range(tasks)] for _ in range(draws))
     return cover(map(method, played), 0.5)
 
 
 def main() -> int:
-    """Measure and print the table; return 1 if evert's intervals are too often wrong."""
+    """Print the tables; return 1 if the coverage of evert's intervals is too low."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="fewer draws and tasks")
+    parser.add_argument("--quick", action="store_true", help="fewer draws and task counts")
     parser.add_argument("--method", choices=METHODS, default="evert")
     parser.add_argument("--draws", type=int, default=2000)
     options = parser.parse_args()
     draws, sizes = (300, TASKS[:2]) if options.quick else (options.draws, TASKS)
     method, worst, spare = METHODS[options.method], 1.0, 1.0
-    shares, means = (Table(title=f"{of}: held, width; {draws} draws") for of in ("shares", "means"))
+    shares, means = (Table(title=f"{of}: coverage, width ({draws})") for of in ("shares", "means"))
     for table, names in ((shares, ("tasks", "episodes", *SHARES)), (means, ("tasks", *REWARDS))):
         for name in names:
             table.add_column(str(name), justify="right")
@@ -119,7 +120,7 @@ def main() -> int:
         )
         means.add_row(str(tasks), *(cell for _, cell in cells))
     Console(width=100).print(shares, means)
-    print(f"worst share: {worst:.1%}")
+    print(f"lowest coverage for shares: {worst:.1%}")
     return int(options.method == "evert" and (worst < LEAST["normal"] or spare < 0))
 
 

@@ -1,15 +1,15 @@
-"""Does a killed run resume? Each run of ``evert train`` is stopped at a random moment.
+"""Kill ``evert train`` at random moments and check that every run resumes.
 
     python benchmarks/kill9.py [--runs 30] [--seed 0] [--signal KILL|TERM|INT] [--quick]
 
-Half of the moments are spread evenly between the start of the process and its end. The others are a
-few milliseconds after a file appears in the run's folder (a draft, the first checkpoint, the
-result), so that short phases are hit, too. Two in five runs are stopped a second time while they
-resume. Then the same command is repeated until it succeeds. The run must equal one that was not
-stopped: the metrics of every step (without times), each step once, the same held-out scores and
-checkpoints, no drafts. Numbers may differ by rounding, since batching depends on the clock. Runs
-have a warm-up, and rolling and kept checkpoints. A run that does not resume, or ends with other
-results, fails the benchmark.
+Half of the moments are spread evenly over the run. The others are a few milliseconds after a file
+appears in the run folder (a draft, the first checkpoint, the result), so that short phases are
+interrupted, too. 40% of the runs are stopped a second time while they resume. The same command is
+then repeated until it succeeds, and the run is compared with an uninterrupted one: the metrics of
+every step (except times), the held-out scores and the checkpoints must be the same, with no step
+repeated and no drafts left. Numbers may differ by rounding errors, because batching depends on
+timing. The runs have a warm-up, and both rolling and kept checkpoints. The benchmark fails if a run
+does not resume or ends with different results.
 """
 
 import argparse
@@ -46,11 +46,11 @@ SETTINGS = (
     "demonstrations=evert.envs.twenty_questions.demonstrations:demonstrations",
 )  # fmt: skip
 TRIES, LONGEST = 6, 300
-"""Maximum number of commands that a run may need, and maximum seconds of one."""
+"""Maximum number of commands per run, and the timeout of each in seconds."""
 AGAIN = 0.4
-"""The share of runs that are stopped again while they resume."""
+"""Fraction of runs that are stopped again while they resume."""
 STOPPED = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 130, signal.SIGINT: 130}
-"""Exit status of a command that a signal stopped."""
+"""Signal -> exit status of a command that it stopped."""
 
 
 # -- moments -------------------------------------------------------------------------------------
@@ -58,14 +58,14 @@ STOPPED = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 130, signal.SIGINT: 
 
 @dataclass(frozen=True)
 class Moment:
-    """When to stop a command: some seconds after ``there`` is true, or after its start."""
+    """When to stop a command: ``seconds`` after its start, or after ``there`` becomes true."""
 
     name: str
     seconds: float
     there: Callable[[Path], bool] = lambda folder: True
 
     def wait(self, folder: Path, process: "subprocess.Popen[str]") -> None:
-        """Wait for the moment, or until the command has ended."""
+        """Wait for the moment, or until the command exits."""
         while process.poll() is None and not self.there(folder):
             time.sleep(0.001)
         deadline = time.monotonic() + self.seconds
@@ -74,12 +74,12 @@ class Moment:
 
 
 def exists(pattern: str) -> Callable[[Path], bool]:
-    """Return a check of whether a folder has a file that matches a pattern."""
+    """Return a function that checks whether a folder has a file matching the pattern."""
     return lambda folder: any(folder.glob(pattern))
 
 
 def lines(name: str, count: int) -> Callable[[Path], bool]:
-    """Return a check of whether a file has at least ``count`` lines."""
+    """Return a function that checks whether a file has at least ``count`` lines."""
     return lambda folder: len(read_jsonl(folder / name)) >= count
 
 
@@ -103,12 +103,12 @@ APPEARS = {
 
 
 def text(path: Path) -> str:
-    """Return a file's text; empty if there is no file."""
+    """Return a file's text, or an empty string if the file does not exist."""
     return path.read_text() if path.is_file() else ""
 
 
 def moments(count: int, whole: float, draws: random.Random) -> list[Moment]:
-    """Return the moments of ``count`` runs: half by time, evenly, half by the files that appear."""
+    """Return the moments for ``count`` runs: half spread over time, half when a file appears."""
     found, names = [], list(APPEARS)
     by_time = (count + 1) // 2
     for number in range(by_time):
@@ -135,11 +135,11 @@ def start(folder: Path, settings: Sequence[str] = SETTINGS) -> "subprocess.Popen
 
 @dataclass
 class Stopped:
-    """A run that was stopped, and its problems."""
+    """A run that was stopped, and the problems that were found."""
 
     folder: Path
     moments: list[str]
-    """When it was stopped, and what it had reached."""
+    """When it was stopped, and the last phase it had reached."""
     commands: int = 0
     problems: tuple[str, ...] = ()
 
@@ -148,7 +148,7 @@ def stop_and_go_on(
     folder: Path, stops: Sequence[Moment], number: signal.Signals, whole: dict[str, Any],
     settings: Sequence[str] = SETTINGS,
 ) -> Stopped:  # fmt: skip
-    """Stop a run at each moment, then let it end; ``whole`` is the state of an unstopped run."""
+    """Stop a run at each moment, resume it until it ends, and compare its state with ``whole``."""
     run, left = Stopped(folder, []), list(stops)
     while run.commands < TRIES:
         run.commands += 1
@@ -165,14 +165,14 @@ def stop_and_go_on(
         if not ended_well(process.returncode, errors, number, folder):
             run.problems = (f"exit status {process.returncode}: {(shown + errors)[-2000:]}",)
             return run
-    run.problems = (f"it did not end in {TRIES} commands",)
+    run.problems = (f"it did not finish within {TRIES} commands",)
     return run
 
 
 def ended_well(status: int, errors: str, number: signal.Signals, folder: Path) -> bool:
-    """Return whether a command ended with the right exit status and without a traceback.
+    """Return whether a command exited with the right status and without a traceback.
 
-    Until evert is imported, a signal has its usual effect on Python.
+    Before evert is imported, signals have Python's default behavior.
     """
     if status in (0, STOPPED[number]) and "Traceback" not in errors:
         return True
@@ -180,7 +180,7 @@ def ended_well(status: int, errors: str, number: signal.Signals, folder: Path) -
 
 
 def furthest(folder: Path) -> str:
-    """Return the name of the last phase that a run has reached."""
+    """Return the name of the last phase that the run has reached."""
     reached = [name for name, there in APPEARS.items() if name != "a draft" and there(folder)]
     return reached[-1] if reached else "nothing yet"
 
@@ -189,7 +189,7 @@ def furthest(folder: Path) -> str:
 
 
 def state(folder: Path) -> dict[str, Any]:
-    """Return the parts of a run that are compared: figures, steps, checkpoints, leftover files."""
+    """Return what is compared between runs: metrics, scores, checkpoints and leftover files."""
     run = RunFolder(folder)
     rows = {name: [timeless(row) for row in read_jsonl(folder / name)] for name in
             (METRICS, BATCHES, f"{WARM_UP}/{METRICS}")}  # fmt: skip
@@ -205,12 +205,12 @@ def state(folder: Path) -> dict[str, Any]:
 
 
 def timeless(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of metrics without its times."""
+    """Return a row of metrics without timings."""
     return {key: value for key, value in row.items() if not key.startswith("time/")}
 
 
 def differences(found: Any, wanted: Any, place: str = "") -> Iterator[str]:
-    """Yield a line for each difference larger than rounding."""
+    """Yield a message for each difference that is larger than a rounding error."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key in {**wanted, **found}:
             yield from differences(found.get(key), wanted.get(key), f"{place}/{key}")
@@ -219,16 +219,16 @@ def differences(found: Any, wanted: Any, place: str = "") -> Iterator[str]:
             yield from differences(one, other, f"{place}/{number}")
     elif isinstance(wanted, float) and isinstance(found, float):
         if not math.isclose(found, wanted, rel_tol=1e-4, abs_tol=1e-5):
-            yield f"{place}: {found}, not {wanted}"
+            yield f"{place}: got {found}, expected {wanted}"
     elif found != wanted:
-        yield f"{place}: {found!r:.300}, not {wanted!r:.300}"
+        yield f"{place}: got {found!r:.300}, expected {wanted!r:.300}"
 
 
 # -- the benchmark -------------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 1 if a run did not resume to the same end."""
+    """Run the benchmark; return 1 if a run did not resume to the same results."""
     options, console = parse(argv), Console(highlight=False)
     number, draws = signal.Signals[f"SIG{options.signal}"], random.Random(options.seed)
     out = Path(tempfile.mkdtemp(prefix="kill9-"))
@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(errors, file=sys.stderr)
         return 1
     seconds, whole = time.monotonic() - began, state(out / "whole")
-    console.print(f"a run that is not stopped: {seconds:.1f} s")
+    console.print(f"uninterrupted run: {seconds:.1f} s")
     runs = []
     for index, moment in enumerate(moments(options.runs, seconds, draws)):
         again = [Moment("again", draws.random() * seconds)] * (draws.random() < AGAIN)
@@ -248,8 +248,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"{index + 1}: {', '.join(runs[-1].moments)}: {said}", soft_wrap=True)
     failed = [run for run in runs if run.problems]
     stops = sum(len(run.moments) for run in runs)
-    equal = f"{len(runs) - len(failed)} of {len(runs)} runs resumed to the same end"
-    console.print(f"{stops} stops by SIG{options.signal}: {equal}")
+    equal = f"{len(runs) - len(failed)} of {len(runs)} runs resumed to the same results"
+    console.print(f"{stops} stops with SIG{options.signal}: {equal}")
     if failed:
         print(f"FAILED: see {out}", file=sys.stderr)
         return 1
@@ -258,12 +258,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=30, help="runs to stop (default: 30)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
+    parser.add_argument("--runs", type=int, default=30, help="number of runs (default: 30)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--signal", choices=["KILL", "TERM", "INT"], default="KILL")
     parser.add_argument("--quick", action="store_true", help="3 runs")
     options = parser.parse_args(argv)

@@ -1,11 +1,11 @@
-"""Does an agent learn? Every game over several seeds, from the shipped bases, on this machine.
+"""Train every game from the shipped bases over several seeds, and check that it is learned.
 
     python benchmarks/learning.py [--quick] [--games identity guess_number] [--seeds 3]
 
-Each run is ``evert train env=GAME seed=N`` with the game's recipe. The held-out score before and
-after, greedy and at temperature 1, is printed and saved as mean and standard deviation over the
-seeds, with the seconds of a run, imports and evaluation included. A run that fails, or ends no
-better than it began, fails the benchmark.
+Each run is ``evert train env=GAME seed=N`` with the game's recipe. The script prints and saves the
+held-out scores before and after training, greedy and at temperature 1, as mean and standard
+deviation over seeds. Run times include imports and evaluation. The benchmark fails if a run fails
+or does not improve the score.
 """
 
 import argparse
@@ -30,7 +30,7 @@ QUICK_STEPS = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 1 if a run failed or did not learn."""
+    """Run the benchmark; return 1 if a run failed or did not improve."""
     options = parse(argv)
     quiet_progress_bars()
     console = Console(highlight=False)
@@ -62,23 +62,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     alone = [name for name, game in games().items() if "seats" not in game.recipe]
-    parser.add_argument(  # games of several seats: self_play.py
+    parser.add_argument(  # for games with several seats, see self_play.py
         "--games", nargs="+", choices=list(games()), default=alone
     )
     parser.add_argument("--seeds", type=int, default=3, help="runs per game (default: 3)")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, no bar")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, no check")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    parser.add_argument("--out", default=f"runs/benchmark-learning-{stamp}", help="results' folder")
+    parser.add_argument("--out", default=f"runs/benchmark-learning-{stamp}", help="results folder")
     return parser.parse_args(argv)
 
 
 def run(game: str, seed: int, out: Path, quick: bool, console: Console) -> dict[str, Any]:
-    """Train once; return the run's result."""
+    """Train once and return the result."""
     values: dict[str, Any] = {"steps": QUICK_STEPS, "batch_size": 4} if quick else {}
     if quick and "warm_up_steps" in games()[game].recipe:
         values["warm_up_steps"] = QUICK_STEPS
@@ -87,21 +87,21 @@ def run(game: str, seed: int, out: Path, quick: bool, console: Console) -> dict[
 
 
 def gain(result: dict[str, Any]) -> float:
-    """Return how much the held-out score at temperature 1 rose."""
+    """Return the improvement of the held-out score at temperature 1."""
     held_out = result["held_out"]
     after, before = (held_out[when]["temperature_1"]["reward"] for when in ("after", "before"))
     return float(after - before)
 
 
 def spread(runs: Sequence[dict[str, Any]], when: str, how: str) -> str:
-    """Return mean and standard deviation over the seeds, as text."""
+    """Format the mean and standard deviation over seeds."""
     means = [result["held_out"][when][how]["reward"] for result in runs]
     deviation = statistics.stdev(means) if len(means) > 1 else 0.0
     return f"{statistics.fmean(means):.2f} ± {deviation:.2f}"
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> Table:
-    """Return the table of results: two rows per game, greedy and at temperature 1."""
+    """Return the results table with two rows per game: greedy and temperature 1."""
     shown = Table(title="held-out mean reward: mean ± standard deviation over seeds")
     for column in ("game", "steps", "seeds", "played", "before", "after", "seconds"):
         shown.add_column(column, no_wrap=True)

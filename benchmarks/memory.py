@@ -1,16 +1,17 @@
-"""The embedded engine's memory, compared with its bars.
+"""Measure the memory of the embedded engine.
 
     python benchmarks/memory.py [--quick]
 
-Two questions, each answered by a separate process:
+Each measurement runs in a separate process:
 
-- How much memory do a base of 55 M parameters in float32, an adapter in training, and samplers of
-  it add, relative to the bytes of the base? The process first does the same with the shipped base,
-  so that imports do not count. Bar: 1.6 times with one trainer and two samplers.
-- What is the process's peak in a training pass over one datum of 8,192 tokens, with Qwen3's
-  vocabulary of 151,936, for an adapter and for all weights? Bar: 4 GB, imports included.
+- How much memory do a float32 base with 55M parameters, a trained adapter and its samplers take,
+  relative to the size of the base? The process first does the same with the shipped base, so that
+  imports don't count. Target: 1.6 times the base's size, with one trainer and two samplers.
+- How much memory does a process need at peak for a training pass over one datum of 8,192 tokens
+  with Qwen3's vocabulary of 151,936, for an adapter and for all weights? Target: 4 GB with imports.
 
-Models have random weights, which do not change the memory. Exits with 1 if a bar is missed.
+The models have random weights, which makes no difference here. Exits with 1 if a result misses its
+target.
 """
 
 import argparse
@@ -50,7 +51,7 @@ WIDE = {
 
 
 def make_model(folder: Path, sizes: dict[str, int]) -> str:
-    """Write a random Qwen3 of these sizes, with the shipped base's tokenizer."""
+    """Save a randomly initialized Qwen3 with the shipped base's tokenizer."""
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     config: Any = Qwen3Config
@@ -63,14 +64,14 @@ def make_model(folder: Path, sizes: dict[str, int]) -> str:
 
 
 def resident() -> int:
-    """Return the resident bytes of this process, after it has returned free memory."""
+    """Return the resident memory of this process in bytes, after releasing free memory."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(psutil.Process().memory_info().rss)
 
 
 def hold_base(folder: str) -> None:
-    """Print the bytes that a trainer adds, and then those that each further sampler adds."""
+    """Print the memory added by a trainer, and the total after each additional sampler."""
     service = tinker.ServiceClient()
     tokens = types.ModelInput.from_ints([1, 2, 3])
     params = types.SamplingParams(max_tokens=2, stop=[])
@@ -89,7 +90,7 @@ def hold_base(folder: str) -> None:
 
 
 def train(training: Any, tokens: int) -> None:
-    """Make one pass over one datum, and one optimizer step."""
+    """Run one pass over one datum, and one optimizer step."""
     ids = torch.randint(0, 500, (tokens + 1,))
     datum = types.Datum(
         model_input=types.ModelInput.from_ints(ids[:-1].tolist()),
@@ -100,13 +101,13 @@ def train(training: Any, tokens: int) -> None:
 
 
 def hold_pass(folder: str, tokens: int) -> None:
-    """Print the process's peak in bytes after a training pass."""
+    """Run a training pass and print the peak memory of the process in bytes."""
     train(tinker.ServiceClient().create_lora_training_client(folder, rank=8).result(), tokens)
     print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 
 def asked(*arguments: str) -> Any:
-    """Run this script in another process; return what it prints."""
+    """Run this script in another process and return its JSON output."""
     command = [sys.executable, __file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -115,8 +116,8 @@ def asked(*arguments: str) -> Any:
 
 
 def measure(folder: Path, quick: bool) -> tuple[Table, bool]:
-    """Measure; return the table, and whether every bar is met."""
-    table = Table("what", "held", "bar", title="Memory")
+    """Return the results table, and whether every target is met."""
+    table = Table("what", "held", "target", title="Memory")
     base = make_model(folder / "base", BASE)
     size = (folder / "base" / "model.safetensors").stat().st_size
     kept = True
@@ -135,9 +136,9 @@ def measure(folder: Path, quick: bool) -> tuple[Table, bool]:
 
 
 def main() -> int:
-    """Measure and print the table; with ``--hold``, measure one case in this process."""
+    """Run the benchmark. With ``--hold``, measure a single case in this process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="without the pass over all weights")
+    parser.add_argument("--quick", action="store_true", help="skip the pass over all weights")
     parser.add_argument("--hold", nargs=2, metavar=("WHAT", "MODEL"), help="internal")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,32 +1,32 @@
-"""The cost of a turn without a model: microseconds per turn with the Cookbook's own runner.
+"""Measure the overhead of a turn without a model, in microseconds, with the Cookbook's runner.
 
-All rows have the same game (guess-number, the target is never hit), renderer and scripted policy,
-and are measured in one run:
+All rows use the same game (guess-number with a target that is never guessed), renderer and scripted
+policy, and are measured in the same run:
 
-    nothing       an Env whose methods return at once: the runner's own cost
-    switch        an agent suspended and resumed, nothing rendered
+    nothing       an Env whose methods return immediately: the cost of the runner itself
+    switch        suspending and resuming an agent, without rendering
     evert         ChatAgentEnv
-    message env   the Cookbook's EnvFromMessageEnv over a hand-written MessageEnv
+    message env   the Cookbook's EnvFromMessageEnv with a hand-written MessageEnv
     cookbook      the Cookbook's hand-written GuessNumberEnv
 
-In a second table an agent has many conversations in one episode. It shows the cost of a call among
+In the second table, an agent has many conversations in one episode. It shows the cost per call for
 the first fifty and the last fifty calls.
 
-    new           each call begins another conversation after the same system prompt
-    branches      each call continues the same reply with another message
-    turns         each conversation gets a second turn, in the same order
+    new           each call starts a new conversation after the same system prompt
+    branches      each call continues the same reply with a different message
+    turns         each call adds a second turn to one of the conversations, in order
 
-In a third table an agent has a conversation in another renderer's format:
+The third table compares renderers:
 
-    cookbook        a Cookbook renderer, of the same format
-    appends         the same by a chat template, which only appends
-    cookbook whole  a Cookbook renderer that drops earlier thoughts: each prompt is rendered whole
-    whole           a chat template that drops earlier thoughts
+    cookbook        a Cookbook renderer
+    appends         a chat template with the same format, which keeps the history unchanged
+    cookbook whole  a Cookbook renderer that drops old thoughts, so each prompt is rendered in full
+    whole           a chat template that drops old thoughts
 
     python benchmarks/overhead.py [--quick] [--turns 10 100 1000] [--repeats 5]
         [--conversations 1000]
 
-Every row is the median of its repeats; the spread is (max - min) / median.
+Rows show the median over the repeats; the spread is (max - min) / median.
 """
 
 import argparse
@@ -67,7 +67,7 @@ EMPTY = tinker.ModelInput.empty()
 
 
 class Scripted(TokenCompleter):
-    """A policy that always samples the same guess, from tokens made before."""
+    """A policy that always samples the same pre-tokenized guess."""
 
     def __init__(self) -> None:
         tokens = default_renderer().tokenizer.encode(f"{GUESS}<|im_end|>")
@@ -81,7 +81,7 @@ class Scripted(TokenCompleter):
 
 
 class Nothing(Env):
-    """An Env that only counts its turns."""
+    """An Env that only counts turns."""
 
     def __init__(self, turns: int) -> None:
         self._left = turns
@@ -97,7 +97,7 @@ class Nothing(Env):
 
 
 class SwitchOnly(Env):
-    """An Env that suspends and resumes an agent with the same reply, and renders nothing."""
+    """An Env that suspends and resumes an agent with a fixed reply, without rendering."""
 
     def __init__(self, turns: int) -> None:
         self._agent = guesser(turns)
@@ -116,7 +116,7 @@ class SwitchOnly(Env):
         return EMPTY, []
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """Answer the call and wait for the next."""
+        """Answer the pending call and wait for the next one."""
         assert self._call is not None
         self._call.answer(self._reply)
         return StepResult(0.0, not await self._next(), EMPTY, [])
@@ -128,7 +128,7 @@ class SwitchOnly(Env):
 
 
 class GuessMessages(MessageEnv):
-    """The game as a MessageEnv."""
+    """Guess-number as a MessageEnv."""
 
     def __init__(self, turns: int) -> None:
         self._left = turns
@@ -139,7 +139,7 @@ class GuessMessages(MessageEnv):
         return self._history
 
     async def step(self, message: Message) -> MessageStepResult:
-        """Judge a guess."""
+        """Score a guess."""
         self._left -= 1
         feedback, reward = judge(str(message["content"]), TARGET)
         self._history += [message, Message(role="user", content=feedback)]
@@ -147,7 +147,7 @@ class GuessMessages(MessageEnv):
 
 
 def guesser(turns: int) -> Callable[[AgentClient], Any]:
-    """Return the game as an agent."""
+    """Return guess-number as an agent."""
 
     async def agent(client: AgentClient) -> float:
         messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM_PROMPT}]
@@ -165,7 +165,7 @@ def guesser(turns: int) -> Callable[[AgentClient], Any]:
 
 
 def cookbook_env(turns: int) -> Env:
-    """Return the Cookbook's own game, allowed more turns than its ten."""
+    """Return the Cookbook's guess-number Env with a higher turn limit."""
     cookbook.MAX_TURNS = turns
     return cookbook.GuessNumberEnv(TARGET, default_renderer())
 
@@ -180,10 +180,10 @@ ROWS: dict[str, Callable[[int], Env]] = {
 
 
 async def measure(make: Callable[[int], Env], turns: int, episodes: int) -> float:
-    """Return the microseconds per turn over some episodes.
+    """Return the average microseconds per turn.
 
     Raises:
-        RuntimeError: An episode had the wrong number of turns.
+        RuntimeError: If an episode has the wrong number of turns.
     """
     policy = Scripted()
     start = time.perf_counter()
@@ -195,7 +195,7 @@ async def measure(make: Callable[[int], Env], turns: int, episodes: int) -> floa
 
 
 def holder_of_many(kind: str, count: int) -> Callable[[AgentClient], Any]:
-    """Return an agent that makes ``count`` calls, each in another conversation."""
+    """Return an agent that makes ``count`` calls, each in a different conversation."""
     system = {"role": "system", "content": SYSTEM_PROMPT}
     answer = {"role": "assistant", "content": GUESS}
 
@@ -217,7 +217,7 @@ def holder_of_many(kind: str, count: int) -> Callable[[AgentClient], Any]:
 
 
 async def first_and_last(kind: str, count: int) -> tuple[float, float]:
-    """Return the median microseconds of the first and the last fifty of ``count`` calls."""
+    """Return the median microseconds of the first fifty and last fifty of ``count`` calls."""
     env = ChatAgentEnv(holder_of_many(kind, count))
     action = (await Scripted()()).tokens
     await env.initial_observation()
@@ -232,7 +232,7 @@ async def first_and_last(kind: str, count: int) -> tuple[float, float]:
 
 
 async def many_conversations(count: int, repeats: int) -> Table:
-    """Measure, and return the second table."""
+    """Measure and return the second table."""
     table = Table(title=f"Microseconds per call among {count:,} conversations (median of repeats)")
     for column in ("row", "first 50", "last 50", "last / first"):
         table.add_column(column, justify="left" if column == "row" else "right")
@@ -245,7 +245,7 @@ async def many_conversations(count: int, repeats: int) -> Table:
 
 
 def template_renderer(template: str) -> TemplateRenderer:
-    """Return a renderer that uses a chat template, with the shipped base's tokenizer."""
+    """Return a renderer for a chat template, with the shipped base's tokenizer."""
     tokenizer = copy.deepcopy(base_tokenizer())
     tokenizer.chat_template = template
     return TemplateRenderer(tokenizer)
@@ -261,12 +261,12 @@ WHOLE = (
 
 
 def env_with(renderer: Renderer, turns: int) -> Env:
-    """Return the game as an agent, with this renderer."""
+    """Return guess-number with the given renderer."""
     return ChatAgentEnv(guesser(turns), renderer=renderer)
 
 
 async def by_renderer(turn_counts: list[int], repeats: int) -> Table:
-    """Measure, and return the third table."""
+    """Measure and return the third table."""
     renderers = {
         "cookbook": default_renderer(),
         "appends": template_renderer(APPENDS),
@@ -283,7 +283,7 @@ async def by_renderer(turn_counts: list[int], repeats: int) -> Table:
         )
         cells = [name]
         for turns in turn_counts:
-            await measure(make, min(turns, 10), 2)  # warm
+            await measure(make, min(turns, 10), 2)  # warm up
             times = [await measure(make, turns, max(1, 400 // turns)) for _ in range(repeats)]
             medians[name, turns] = statistics.median(times)
             ratio = medians[name, turns] / medians["cookbook", turns]
@@ -293,7 +293,7 @@ async def by_renderer(turn_counts: list[int], repeats: int) -> Table:
 
 
 async def run(turn_counts: list[int], repeats: int, skip_slow: bool) -> dict[tuple[str, int], Any]:
-    """Measure all rows at all lengths: (row, turns) -> microseconds per turn of each repeat."""
+    """Measure all rows; return (row, turns) -> microseconds per turn of each repeat."""
     results: dict[tuple[str, int], list[float]] = {}
     for turns in turn_counts:
         for name, make in ROWS.items():
@@ -302,22 +302,22 @@ async def run(turn_counts: list[int], repeats: int, skip_slow: bool) -> dict[tup
                 continue
             episodes = 1 if slow and turns >= 100 else max(1, 2000 // turns)
             times = 1 if slow and turns > 100 else repeats
-            await measure(make, min(turns, 10), 2)  # warm
+            await measure(make, min(turns, 10), 2)  # warm up
             results[name, turns] = [await measure(make, turns, episodes) for _ in range(times)]
     return results
 
 
 def main() -> None:
-    """Measure and print the table."""
+    """Run the benchmark and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--turns", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--conversations", type=int, default=1000)
-    parser.add_argument("--quick", action="store_true", help="two repeats, nothing slow at 1000")
+    parser.add_argument("--quick", action="store_true", help="two repeats, no slow rows at 1000")
     options = parser.parse_args()
     repeats = 2 if options.quick else options.repeats
     results = asyncio.run(run(options.turns, repeats, options.quick))
-    table = Table(title="Microseconds per turn (median, spread), and relative to evert's")
+    table = Table(title="Microseconds per turn (median, spread), and relative to evert")
     table.add_column("row")
     for turns in options.turns:
         table.add_column(f"{turns} turns", justify="right")

@@ -1,16 +1,17 @@
-"""Shared prefixes of prompts are computed once: computed tokens and time, with sharing and without.
+"""Check that shared prompt prefixes are computed once, and measure the speedup.
 
     python benchmarks/prefixes.py [--quick] [--device cpu|cuda] [--threads N]
-    python benchmarks/prefixes.py --parts     what each of the three parts of sharing contributes
+    python benchmarks/prefixes.py --parts     ablation of the three optimizations
 
-Each case runs on two samplers of the same weights. One of them caches nothing and shares only equal
-prompts. "distinct" are the tokens that must be computed at least once: the nodes of the trie of all
-prompts. Times are medians over rounds; each ratio is taken within one round. Exits with 1 if more
-than 1.1 times the distinct tokens are computed, if the two samplers' greedy replies differ, or if
-many prompts with one long prefix are not answered 8 times faster.
+Each case runs on two samplers with the same weights. One of them has no cache and only shares
+identical prompts. "distinct" is the number of tokens that must be computed at least once: the nodes
+in the trie of all prompts. Times are medians over rounds, and ratios are computed within a round.
+Exits with 1 if more than 1.1 times the distinct tokens are computed, if the greedy replies of the
+two samplers differ, or if sharing does not make many prompts with one long prefix 8 times as fast.
 
-``--parts`` plays the same cases once with all parts and once without each: the cache between calls,
-common prefixes that one call computes first, and the stem that a batch stores once.
+``--parts`` runs the cases with all optimizations, and with one of them disabled at a time. The
+optimizations are a cache between calls, computing the common prefixes of a call first, and storing
+the common stem of a batch once.
 """
 
 import argparse
@@ -47,25 +48,25 @@ Prompt = list[int]
 
 @dataclass
 class Run:
-    """The result of a case on one sampler."""
+    """Result of a case on one sampler."""
 
     computed: int
-    """Prompt tokens that went through the model."""
+    """Prompt tokens computed by the model."""
     seconds: float
     result: Any
-    """Tokens or log-probabilities, to compare."""
+    """Tokens or log-probabilities, for comparison."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A case for both samplers."""
+    """A case to run on both samplers."""
 
     name: str
     play: Callable[[Any], Any]
     distinct: int
-    """Tokens that must be computed once."""
+    """Tokens that must be computed at least once."""
     faster: float | None = None
-    """How many times as fast it must be with sharing; None: no bar."""
+    """Minimum speedup from sharing, or None for no minimum."""
 
 
 def measure(client: Any, play: Callable[[Any], Any]) -> Run:
@@ -77,7 +78,7 @@ def measure(client: Any, play: Callable[[Any], Any]) -> Run:
 
 
 def sample(client: Any, prompts: Sequence[Prompt], samples: int) -> list[list[int]]:
-    """Return greedy replies of four tokens; all requests are made at once."""
+    """Return greedy replies of four tokens. All requests are sent concurrently."""
     params = types.SamplingParams(max_tokens=4, temperature=0.0, stop=[])
     futures = [
         client.sample(types.ModelInput.from_ints(prompt), samples, params) for prompt in prompts
@@ -86,7 +87,7 @@ def sample(client: Any, prompts: Sequence[Prompt], samples: int) -> list[list[in
 
 
 def score(client: Any, prompts: Sequence[Prompt], last: int | None) -> list[list[float]]:
-    """Return rounded log-probabilities of prompt tokens; the first token has none."""
+    """Return rounded log-probabilities of the prompt tokens after the first."""
     futures = [
         client.compute_logprobs(types.ModelInput.from_ints(prompt), prompt_logprobs_last_n=last)
         for prompt in prompts
@@ -96,7 +97,7 @@ def score(client: Any, prompts: Sequence[Prompt], last: int | None) -> list[list
 
 
 def converse(client: Any, openings: Sequence[Prompt], tail: Prompt) -> list[list[int]]:
-    """Make ten turns of several conversations at once; return the conversations."""
+    """Continue several conversations in parallel for ten turns; return them."""
     conversations = [list(opening) for opening in openings]
     for _ in range(TURNS):
         for conversation, reply in zip(
@@ -107,16 +108,16 @@ def converse(client: Any, openings: Sequence[Prompt], tail: Prompt) -> list[list
 
 
 def distinct(prompts: Sequence[Prompt]) -> int:
-    """Return the number of tokens in the trie of some prompts."""
+    """Return the number of nodes in the trie of the prompts."""
     return len({tuple(prompt[: i + 1]) for prompt in prompts for i in range(len(prompt))})
 
 
 def make_prompts(tokenizer: Any) -> list[Prompt]:
-    """Return 64 different prompts of 40 tokens after a shared prefix of 1,145."""
+    """Return 64 prompts: a shared prefix of 1,145 tokens, then 40 tokens that differ."""
     rules = "<|im_start|>system\n" + "rule 17: be brief and exact. " * 60 + "<|im_end|>\n"
     start, prompts = tokenizer.encode(rules), []
     for number in range(1000, 1000 + PROMPTS):
-        # The digits that differ come first, so that little more than the prefix is shared.
+        # Reverse the number, so that the prompts differ as soon as possible after the prefix.
         ask, tail = f"{str(number)[::-1]} is me. Repeat: I am {number}.", list[int]()
         while len(tail) < 40:
             text = f"<|im_start|>user\n{ask}<|im_end|>\n<|im_start|>assistant\n"
@@ -126,11 +127,11 @@ def make_prompts(tokenizer: Any) -> list[Prompt]:
 
 
 def make_cases(tokenizer: Any) -> list[Case]:
-    """Return the cases, in order: each uses the cache that earlier cases have filled."""
+    """Return the cases in order. Each one uses the cache filled by the earlier ones."""
     prompts = make_prompts(tokenizer)
     tail = prompts[0][-40:]
     openings = [prompt[-40:] for prompt in prompts[:16]]
-    # A later turn adds a reply and a tail; of the reply, only the last token is not computed yet.
+    # After the first turn, everything is cached except the reply's last token and the tail.
     talk = distinct(openings) + 16 * (TURNS - 1) * (1 + len(tail))
     return [
         Case(
@@ -139,7 +140,7 @@ def make_cases(tokenizer: Any) -> list[Case]:
             distinct(prompts),
             LEAST_FASTER,
         ),
-        # The last token of each prompt is computed again, since its logits are not kept.
+        # The last token of each prompt is recomputed, because its logits are not cached.
         Case("the same again", lambda client: sample(client, prompts, SAMPLES), PROMPTS),
         Case(f"16 conversations of {TURNS} turns", lambda c: converse(c, openings, tail), talk),
         Case("scored whole", lambda client: score(client, prompts, None), distinct(prompts)),
@@ -148,7 +149,7 @@ def make_cases(tokenizer: Any) -> list[Case]:
 
 
 def compare(case: Case, rounds: Sequence[tuple[Run, Run]], table: Table) -> list[str]:
-    """Add a row to the table; return the missed bars."""
+    """Add a row to the table and return a message for each missed target."""
     ours, theirs = rounds[0]
     ratios = [without.seconds / shared.seconds for shared, without in rounds]
     faster, computed = statistics.median(ratios), ours.computed / case.distinct
@@ -164,12 +165,12 @@ def compare(case: Case, rounds: Sequence[tuple[Run, Run]], table: Table) -> list
     if any(shared.result != without.result for shared, without in rounds):
         missed.append(f"{case.name}: the results differ")
     if case.faster is not None and faster < case.faster:
-        missed.append(f"{case.name}: {faster:.1f} times faster, expected {case.faster}")
+        missed.append(f"{case.name}: {faster:.1f} times as fast, expected {case.faster}")
     return missed
 
 
 def new_client(training: Any, share: int) -> Any:
-    """Return a sampler with a new prefix cache: one part in ``share`` of the cache's tokens."""
+    """Return a sampler whose new prefix cache holds 1/``share`` of the key-value cache's tokens."""
     usual, frozen._PREFIX_SHARE = frozen._PREFIX_SHARE, share
     try:
         client = training.save_weights_and_get_sampling_client().result()
@@ -184,7 +185,7 @@ PARTS = ("all parts", "the cache", "prefixes first", "the stem")
 
 @contextmanager
 def without(part: str) -> Iterator[int]:
-    """Switch a part of sharing off; yield the ``share`` for ``new_client``."""
+    """Disable one optimization; yield the ``share`` to pass to ``new_client``."""
     switches: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         "prefixes first": (batches, "shared_prefixes", lambda *_: []),
         "the stem": (lean_batch, "best_stem", lambda *_: None),
@@ -199,7 +200,7 @@ def without(part: str) -> Iterator[int]:
 
 
 def measure_parts(training: Any, cases: Sequence[Case], rounds: int) -> Table:
-    """Measure each case with all parts, and without each of them."""
+    """Measure each case with all optimizations and without each of them."""
     runs: dict[str, list[list[Run]]] = {part: [[] for _ in cases] for part in PARTS}
     for _ in range(rounds):
         for part in PARTS:
@@ -219,17 +220,17 @@ def measure_parts(training: Any, cases: Sequence[Case], rounds: int) -> Table:
 
 
 def main() -> int:
-    """Measure, and print the table."""
+    """Run the benchmark and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one round: under a minute")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, or auto (the default)")
-    parser.add_argument("--threads", type=int, default=1, help="PyTorch's CPU threads (default 1)")
-    parser.add_argument("--parts", action="store_true", help="what each part of sharing is worth")
+    parser.add_argument("--quick", action="store_true", help="one round, under a minute")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
+    parser.add_argument("--threads", type=int, default=1, help="PyTorch CPU threads (default: 1)")
+    parser.add_argument("--parts", action="store_true", help="ablation of the optimizations")
     args = parser.parse_args()
     console = Console(width=120)
     table = Table(
         "", "distinct", "computed", "without", "s", "s without", "x",
-        title="Tokens computed, and seconds, with sharing and without",
+        title="Computed tokens and seconds with and without sharing",
     )  # fmt: skip
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -1,15 +1,16 @@
-"""No process that a command started outlives its episode, even if the trainer is killed.
+"""Check that no process outlives its episode, even if the trainer is killed.
 
-Every row is a command that tries to leave processes behind. Each is ended in four ways:
+Each row is a command that tries to leave processes behind. It is stopped in four ways:
 
-    by itself     the command ends, but processes that it started still run
-    closed        its Env is closed
-    SIGTERM       the trainer gets SIGTERM while all commands run
-    SIGKILL       the same with SIGKILL, which cannot be handled
+    by itself     the command exits while processes that it started are still running
+    closed        the Env is closed
+    SIGTERM       the trainer receives SIGTERM while all commands are running
+    SIGKILL       the same with SIGKILL, which the trainer cannot handle
 
-Processes and folders of episodes that are left a second later count as failures. The commands run
-without a sandbox, which would end them anyway. The last lines show the cost of a command that does
-nothing, without and with a sandbox. ``commands.py`` counts what many harmless commands leave.
+A process that still exists a second later counts as a failure, as does an episode folder after five
+seconds. The commands run without a sandbox, because a sandbox would stop these processes anyway.
+The last lines show the cost of a command that does nothing, without and with a sandbox.
+``commands.py`` checks what is left by many harmless commands.
 
     python benchmarks/processes.py [--quick] [--times 20]
 """
@@ -34,7 +35,7 @@ from evert import ChatAgentEnv, ProcessAgent
 from evert.agents.sandbox import sandbox_problem
 
 STAY = "import sys, time\nif sys.argv[2] == 'stay': time.sleep(120)\n"
-"""The end of a command: it waits to be killed, or ends before the processes that it started."""
+"""Appended to each command: wait to be killed, or exit before the child processes."""
 
 HOSTILE = {
     "new session": """
@@ -98,9 +99,9 @@ for _ in range(10):
         os._exit(0)
 """,
 }
-"""Commands that try to outlive their episode. Their first argument marks their processes.
+"""Commands that try to outlive their episode. The first argument marks their processes.
 
-Each gives up after two minutes, so that no machine stays busy if they are not killed.
+They give up after two minutes, so that the machine does not stay busy if they are not killed.
 """
 
 TRAINER = """
@@ -118,13 +119,13 @@ asyncio.run(play())
 
 
 def hostile(name: str, mark: str, then: str, sandbox: bool = False) -> ProcessAgent:
-    """Return an agent that tries to outlive its episode; ``then``: "stay" or "end"."""
+    """Return an agent that tries to outlive its episode. Its command ends if ``then`` is "end"."""
     code = HOSTILE[name] + STAY
     return ProcessAgent([sys.executable, "-S", "-c", code, f"{mark}-{name}", then], sandbox=sandbox)
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return the live processes with an argument that begins with ``mark``."""
+    """Return the live processes that have an argument starting with ``mark``."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -137,7 +138,7 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def wait_for(check: Callable[[], bool], seconds: float = 300.0) -> bool:
-    """Wait until a check is true; return whether it is."""
+    """Wait until the check is true or the time is up; return its last value."""
     deadline = time.monotonic() + seconds
     while not (held := check()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -145,7 +146,7 @@ def wait_for(check: Callable[[], bool], seconds: float = 300.0) -> bool:
 
 
 def clean(mark: str) -> bool:
-    """Return whether no process of a mark is left; kill those that are."""
+    """Return whether no marked process is left, and kill those that are."""
     gone = wait_for(lambda: not marked(mark), 1.0)
     for process in marked(mark):
         process.kill()
@@ -153,19 +154,19 @@ def clean(mark: str) -> bool:
 
 
 def new_mark() -> str:
-    """Return an argument that no other process has."""
+    """Return a unique mark."""
     return f"mark{time.time_ns()}"
 
 
 async def ended_by_itself(name: str) -> bool:
-    """Return whether nothing is left of a command that has ended."""
+    """Return whether nothing is left after a command has exited."""
     mark = new_mark()
     await ChatAgentEnv(hostile(name, mark, "end")).initial_observation()
     return clean(mark)
 
 
 async def closed(name: str) -> bool:
-    """Return whether nothing is left of a command whose Env was closed while its processes ran."""
+    """Return whether nothing is left after an Env is closed while the command is running."""
     mark = new_mark()
     env = ChatAgentEnv(hostile(name, mark, "stay"))
     playing = asyncio.create_task(env.initial_observation())
@@ -177,7 +178,7 @@ async def closed(name: str) -> bool:
 
 
 def killed(names: list[str], number: signal.Signals, sandbox: bool = False) -> dict[str, bool]:
-    """Return whether each command, and all folders, are gone after their trainer was killed."""
+    """Kill a trainer; return whether each command and all episode folders are gone."""
     mark = new_mark()
     with tempfile.TemporaryDirectory() as folder:
         trainer = subprocess.Popen(
@@ -189,7 +190,7 @@ def killed(names: list[str], number: signal.Signals, sandbox: bool = False) -> d
         time.sleep(0.5)
         trainer.send_signal(number)
         trainer.wait()
-        assert running, "not all commands ran"
+        assert running, "not all commands were running"
         found = {name: clean(f"{mark}-{name}") for name in names}
         found["their folders"] = wait_for(lambda: not [*Path(folder).glob("evert-*")], 5.0)
     return found
@@ -199,7 +200,7 @@ def killed(names: list[str], number: signal.Signals, sandbox: bool = False) -> d
 
 
 async def supervised(count: int, sandbox: bool | None = None) -> float:
-    """Return the median seconds of a command that does nothing; None: in a sandbox if possible."""
+    """Return the median seconds of a no-op command (default: in a sandbox if possible)."""
     times = []
     for _ in range(count):
         start = time.perf_counter()
@@ -219,7 +220,7 @@ def plainly(count: int) -> float:
 
 
 def main() -> None:
-    """Print the table; fail if anything is left."""
+    """Run the benchmark; exit with 1 if anything is left."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--times", type=int, default=20)
@@ -235,7 +236,7 @@ def main() -> None:
             for name, gone in killed(names, number).items():
                 rows[name][column] += gone
     rows["their folders"][:2] = [times, times]
-    table = Table("times that nothing was left", "by itself", "closed", "SIGTERM", "SIGKILL")
+    table = Table("runs that left nothing", "by itself", "closed", "SIGTERM", "SIGKILL")
     for name, row in rows.items():
         table.add_row(name, *(f"{gone} of {times}" for gone in row))
     console.print(table)

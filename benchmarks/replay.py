@@ -1,16 +1,16 @@
-"""A thousand recorded rollouts are replayed: are the transitions the same, and how much faster?
+"""Replay a thousand recorded rollouts; check the transitions and measure the speedup.
 
     python benchmarks/replay.py [--quick]
 
-The shipped base plays two agents in the engine, 64 episodes at a time, as in training, and every
-rollout is recorded. Then each is replayed from its record, one after the other, which includes
-reading the file. In both cases the agent runs, prompts are rendered and replies are parsed. So a
-replay saves only the sampling, and the shipped base is the cheapest model to sample.
+The shipped base plays two agents in the engine, with 64 concurrent episodes as in training, and
+every rollout is recorded. The rollouts are then replayed one by one; the time includes reading the
+file. In both cases the agent runs, prompts are rendered and replies are parsed. A replay therefore
+saves only the time for sampling, which is shorter for the shipped base than for larger models.
 
-    chat            four replies of up to 64 tokens, the length of a sentence or two
-    guess-number    ten replies of six tokens, where there is the least to save
+    chat            four replies of up to 64 tokens, about one or two sentences each
+    guess-number    ten replies of six tokens, so there is little to save
 
-Exits with 1 if a transition differs, or if the chat is not replayed 20 times faster.
+Exits with 1 if a transition differs, or if replaying the chat is not 20 times as fast as sampling.
 """
 
 import argparse
@@ -43,7 +43,7 @@ LEAST_FASTER = 20.0
 
 
 async def chat(client: Any, task: int) -> float:
-    """Make a conversation of some turns."""
+    """Have a conversation of ``TURNS`` turns."""
     messages: list[Any] = []
     for turn in range(TURNS):
         messages.append({"role": "user", "content": f"Tell me about {task}, part {turn}."})
@@ -57,8 +57,8 @@ class Case:
     """An agent to play.
 
     Attributes:
-        temperature: With 10, a tiny model samples random text up to the limit of a reply.
-        faster: How many times faster the replay must be; None: no bar.
+        temperature: At 10, a tiny model samples random text up to the token limit.
+        faster: Minimum speedup of the replay, or None for no minimum.
     """
 
     name: str
@@ -75,7 +75,7 @@ CASES = (
 
 
 def facts(trajectory: Trajectory) -> list[tuple[Any, ...]]:
-    """Return what must be the same in each transition."""
+    """Return everything in the transitions that must be the same."""
     return [
         (turn.ob.to_ints(), turn.ac, turn.reward, turn.episode_done, turn.metrics)
         for turn in trajectory.transitions
@@ -85,7 +85,7 @@ def facts(trajectory: Trajectory) -> list[tuple[Any, ...]]:
 async def sample(
     case: Case, client: Any, count: int, recorder: Recorder
 ) -> tuple[float, list[Trajectory]]:
-    """Play and record episodes; return the seconds of playing, and the trajectories."""
+    """Play and record episodes; return the seconds spent playing and the trajectories."""
     places = asyncio.Semaphore(PARALLEL)
     tasks = [case.tasks[number % len(case.tasks)] for number in range(count)]
     envs = [recorder.watch(ChatAgentEnv(case.agent, task)) for task in tasks]
@@ -104,15 +104,15 @@ async def sample(
 
 
 async def play_again(case: Case, path: Path) -> tuple[float, list[Trajectory]]:
-    """Replay all recorded episodes; return the seconds, and the trajectories."""
-    await replay(next(read_records(path)), case.agent)  # load everything once
+    """Replay all recorded episodes; return the seconds and the trajectories."""
+    await replay(next(read_records(path)), case.agent)  # warm up
     began = time.perf_counter()
     played = [await replay(record, case.agent) for record in read_records(path)]
     return time.perf_counter() - began, played
 
 
 def measure(case: Case, client: Any, count: int, folder: Path, table: Table) -> bool:
-    """Sample a case and replay it; return whether it is the same, and fast enough."""
+    """Sample and replay a case; return whether it matches and is fast enough."""
     file = folder / f"{case.name}.jsonl"
     sampling, played = asyncio.run(sample(case, client, count, Recorder(file)))
     replaying, again = asyncio.run(play_again(case, file))
@@ -135,10 +135,10 @@ def measure(case: Case, client: Any, count: int, folder: Path, table: Table) -> 
 def main() -> int:
     """Run the benchmark; return 1 if a case failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="100 rollouts each")
+    parser.add_argument("--quick", action="store_true", help="100 rollouts per agent")
     count = 100 if parser.parse_args().quick else ROLLOUTS
     columns = "turns", "tokens", "KB", "sampled", "replayed", "faster"
-    table = Table("", *columns, "transitions", title=f"{count} rollouts of each")
+    table = Table("", *columns, "transitions", title=f"{count} rollouts per agent")
     with tempfile.TemporaryDirectory() as name, embedded_engine(Path(name) / "store"):
         client = tinker.ServiceClient().create_sampling_client(base_model=BASE_MODEL)
         fine = [measure(case, client, count, Path(name), table) for case in CASES]

@@ -1,16 +1,17 @@
-"""What limits rollouts on 1, 10, 100 and 1,000 machines: measured costs in a queueing model.
+"""Model what limits rollouts on 1 to 1,000 machines, based on costs measured on one core.
 
-These costs are measured, each on one core (in CPU seconds, so that other load changes little):
+These costs are measured on one core, in CPU seconds, so that other load makes little difference:
 
-    turn      an agent's turn in a worker: tokens in and out, Env and runner
-    client    one sampling request, in the worker
-    service   the same request, in the trainer's process (without the engine's own work)
+    turn      a turn of an agent in a worker: tokens in and out, Env and runner
+    client    a sampling request, in the worker
+    service   the same request in the trainer's process, without the engine
     group     unpickling a worker's results in the trainer's process, per turn
 
-In the model episodes circulate between a worker's core, the trainer's process (its service and its
-loop share one core, since they share Python's lock) and the sampler, where they wait for a reply.
-``throughput`` solves this closed queueing network exactly (mean value analysis). The rest is
-assumed, and can be set: the agent's own work, the time of a reply, how often machines fail.
+In the queueing model, episodes circulate between a worker's core, the trainer's process (its
+service and its loop share one core because of the GIL) and the sampler, where they wait for a
+reply. ``throughput`` solves this closed queueing network exactly, with mean value analysis.
+Everything else is an assumption that can be changed with an option: the CPU time of the agent, the
+latency of a reply, the failure rate of machines.
 
     python benchmarks/scale.py [--quick] [--plot scale.png]
 """
@@ -50,9 +51,9 @@ from evert.trainers.serving.wire import (
 
 MACHINES = (1, 10, 100, 1000)
 PROMPT, REPLY = 500, 100
-"""Tokens of a request and of its reply."""
+"""Number of tokens in a request and in the reply."""
 HEADERS = 400
-"""Approximate bytes of a request's and a response's headers together."""
+"""Approximate size of the request and response headers, in bytes."""
 
 CLIENT = f"""
 import asyncio, pickle, sys, time
@@ -74,44 +75,44 @@ asyncio.run(all_of_them())
 
 @dataclass(frozen=True)
 class Costs:
-    """The measured costs, in seconds of one core per turn, and in bytes."""
+    """Measured costs: CPU seconds per turn, and bytes."""
 
     turn: float
     client: float
     service: float
     group: float
     request_bytes: int
-    """A request and its response."""
+    """Size of a request and its response."""
     group_bytes: float
-    """A worker's results, per turn."""
+    """Size of a worker's results, per turn."""
     task_bytes: int
-    """A worker's task, per group."""
+    """Size of a worker's task, per group."""
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """The assumptions, which depend on the user."""
+    """Assumptions that depend on the use case."""
 
     cores: int = 16
     """Cores per machine."""
     episodes: int = 16
-    """Episodes at once on each core."""
+    """Concurrent episodes per core."""
     agent: float = 0.02
-    """Core seconds of the agent's own work per turn."""
+    """CPU seconds that the agent itself needs per turn."""
     reply: float = 2.0
-    """Seconds until a reply, from a sampler that has room."""
+    """Latency of a reply in seconds, from a sampler with spare capacity."""
     turns: int = 10
     """Turns per episode."""
     group_size: int = 8
     deaths: float = 0.05
-    """Failures per machine and day."""
+    """Failures per machine per day."""
 
 
 # -- measuring -----------------------------------------------------------------------------------
 
 
 async def agent(client: Any, task: int) -> float:
-    """Make ten turns of chat; the last has about ``PROMPT`` and ``REPLY`` tokens."""
+    """Chat for ten turns. The last prompt has about ``PROMPT`` tokens, its reply ``REPLY``."""
     messages: list[dict[str, str]] = []
     for _ in range(Assumed.turns):
         messages.append({"role": "user", "content": "and then? " * 8})
@@ -122,10 +123,10 @@ async def agent(client: Any, task: int) -> float:
 
 
 def measure_turn(times: int) -> tuple[float, TrajectoryGroup, int]:
-    """Return the CPU seconds of a turn, a group of episodes, and the bytes of its builder."""
+    """Return the CPU seconds per turn, a group of episodes, and the size of its pickled builder."""
     builder = ChatAgentGroupBuilder(f"{__name__}:agent", 1, Assumed.group_size)
     policy = ScriptedPolicy(lambda prompt: "so it went on " * 7)
-    group = asyncio.run(do_group_rollout(builder, policy))  # loads everything once
+    group = asyncio.run(do_group_rollout(builder, policy))  # warm up
     began = time.process_time()
     for _ in range(times):
         asyncio.run(do_group_rollout(builder, policy))
@@ -134,7 +135,7 @@ def measure_turn(times: int) -> tuple[float, TrajectoryGroup, int]:
 
 
 def measure_group(group: TrajectoryGroup, times: int) -> tuple[float, float]:
-    """Return the CPU seconds to unpickle a turn of a group, and its bytes."""
+    """Return the CPU seconds to unpickle a group and its size in bytes, both per turn."""
     data = pickle.dumps(group)
     turns = sum(len(each.transitions) for each in group.trajectories_G)
     began = time.process_time()
@@ -149,7 +150,7 @@ SEQUENCE = tinker.SampledSequence(
 
 
 class Instant:
-    """A sampling client that replies at once, so that only the service is measured."""
+    """A sampling client that replies immediately, so that only the service is measured."""
 
     def sample(self, prompt: Any, count: int, params: Any) -> Any:
         """Return the same reply."""
@@ -158,12 +159,12 @@ class Instant:
         return SimpleNamespace(future=lambda: future)
 
     def get_base_model(self) -> str:
-        """Return the default base."""
+        """Return the name of the default base."""
         return "evert-tiny"
 
 
 def measure_service(times: int) -> tuple[float, float]:
-    """Return the CPU seconds of a request in the serving process and in the calling process."""
+    """Return the CPU seconds of a request in the server process and in the client process."""
     with PolicyService() as service:
         sent = pickle.dumps((service.offer(Instant()), times))
         began = time.process_time()
@@ -189,15 +190,15 @@ def measure(quick: bool) -> Costs:
 
 
 def throughput(episodes: int, delay: float, demands: Sequence[float]) -> tuple[float, list[float]]:
-    """Return turns per second of a closed network, and the mean number of episodes at each station.
+    """Return the turns per second of a closed network and the mean queue length of each station.
 
-    Exact mean value analysis: an episode that arrives at a station sees the mean state of the
-    network with one episode fewer; the rest follows from Little's law.
+    Uses exact mean value analysis: an episode that arrives at a station sees the mean state of a
+    network with one episode fewer. The rest follows from Little's law.
 
     Args:
-        episodes: How many circulate.
-        delay: Seconds of a turn without waiting for others.
-        demands: Seconds of a turn at each station, which serves one episode at a time.
+        episodes: Number of episodes in the network.
+        delay: Seconds per turn that involve no queueing.
+        demands: Seconds per turn at each station. A station serves one episode at a time.
     """
     rate, waiting = 0.0, [0.0] * len(demands)
     for count in range(1, episodes + 1):
@@ -209,18 +210,18 @@ def throughput(episodes: int, delay: float, demands: Sequence[float]) -> tuple[f
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results for a number of machines."""
+    """Results for a given number of machines."""
 
     turns: float
     """Turns per second."""
     busy: float
-    """Busy share of the trainer's core."""
+    """Utilization of the trainer's core."""
     megabytes: float
     """Megabytes per second through the trainer's network."""
     connections: float
-    """Connections to the service at once."""
+    """Concurrent connections to the service."""
     lost: float
-    """Groups per step that are played again; in a step each slot for an episode plays one."""
+    """Groups that are played again per step, if each episode slot plays one episode per step."""
 
 
 def simulate(machines: int, costs: Costs, assumed: Assumed, way: str = "service") -> Outcome:
@@ -230,15 +231,15 @@ def simulate(machines: int, costs: Costs, assumed: Assumed, way: str = "service"
         machines: How many machines have workers.
         costs: The measured costs.
         assumed: The assumptions.
-        way: "service": replies come through the trainer's process; "samplers": workers call other
-            servers (vLLM), and the trainer gets only whole groups.
+        way: With "service", replies go through the trainer's process. With "samplers", workers
+            call other servers such as vLLM, and the trainer only receives finished groups.
     """
     cores = machines * assumed.cores
     episodes = cores * assumed.episodes
     work = costs.turn + costs.client + assumed.agent
     through = costs.service if way == "service" else 0.0
     central = through + costs.group
-    # Seidmann's approximation: N cores are one core that is N times as fast, plus a delay.
+    # Seidmann's approximation: N cores behave like one core that is N times as fast, plus a delay.
     delay = assumed.reply + work * (cores - 1) / cores
     rate, (_, queue) = throughput(episodes, delay, [work / cores, central])
     step = episodes * assumed.turns / rate
@@ -254,13 +255,13 @@ def simulate(machines: int, costs: Costs, assumed: Assumed, way: str = "service"
     )
 
 
-# -- showing -------------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------
 
-WAYS = {"service": "by the trainer", "samplers": "by other samplers"}
+WAYS = {"service": "from the trainer", "samplers": "from other servers"}
 
 
 def plot(results: Mapping[str, Mapping[int, Outcome]], path: Path) -> None:
-    """Plot turns per second by machines."""
+    """Plot turns per second by number of machines."""
     figure, [axes] = new_figure(6.5, 4.0)
     for colour, (way, found) in zip(COLOURS, results.items(), strict=False):
         x, y = [*found], [each.turns for each in found.values()]
@@ -270,7 +271,7 @@ def plot(results: Mapping[str, Mapping[int, Outcome]], path: Path) -> None:
         axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.minorticks_off()
     axes.legend(frameon=False, fontsize=8.5)
-    head(axes, "Where rollouts stop growing", "turns per second, from costs of one core")
+    head(axes, "Where rollouts stop scaling", "turns per second, based on costs of one core")
     figure.savefig(path)
 
 
@@ -280,8 +281,8 @@ def show(console: Console, costs: Costs, results: Mapping[str, Mapping[int, Outc
     said = ", ".join(f"{name} {value:.0f} us" for name, value in micro.items())
     console.print(f"one turn on one core: {said}; {PROMPT} tokens in, {REPLY} out")
     console.print(
-        f"bytes per turn: {costs.request_bytes} to sample, {costs.group_bytes:.0f} of a group; "
-        f"{costs.task_bytes} of a task"
+        f"bytes per turn: {costs.request_bytes} to sample, {costs.group_bytes:.0f} in a group; "
+        f"{costs.task_bytes} per task"
     )
     table = Table("replies", "machines", "turns/s", "trainer", "MB/s", "links", "lost")
     for way, found in results.items():
@@ -294,10 +295,10 @@ def show(console: Console, costs: Costs, results: Mapping[str, Mapping[int, Outc
 
 
 def main() -> None:
-    """Measure, compute, print; an impossible result is an error."""
+    """Run the benchmark; exit with 1 if a result is impossible."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="measure only for seconds")
-    parser.add_argument("--plot", type=Path, help="path of the figure")
+    parser.add_argument("--quick", action="store_true", help="measure for a few seconds only")
+    parser.add_argument("--plot", type=Path, help="where to save the plot")
     for field in fields(Assumed):
         kind = type(field.default)
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default)
@@ -310,7 +311,7 @@ def main() -> None:
         plot(results, given["plot"])
     found = [one for each in results.values() for one in each.values()]
     if not all(math.isfinite(one.turns) and 0 < one.busy < 1 + 1e-6 for one in found):
-        sys.exit("A core is busy for over 100 % of its time, or for none: the model is wrong.")
+        sys.exit("The utilization of a core is not between 0 and 100%, so the model is wrong.")
 
 
 if __name__ == "__main__":

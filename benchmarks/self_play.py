@@ -1,12 +1,12 @@
-"""Does self-play learn? Tic-tac-toe over several seeds, against a random and a perfect player.
+"""Train tic-tac-toe with self-play and evaluate it against a random and a perfect player.
 
     python benchmarks/self_play.py [--quick] [--seeds 0 1 2]
 
-Each run is ``evert train env=tic_tac_toe seed=N`` with its recipe: both seats are trained, and in
-some games a past checkpoint of the run takes one seat. Then the weights play 512 games against each
-player, from the empty board, on alternating seats, at temperature 1. The bars for each seed: at
-least 0.95 not lost against the random player, at least 0.5 drawn against the perfect player, and at
-most 20 minutes.
+Each run is ``evert train env=tic_tac_toe seed=N`` with the game's recipe. Both seats are trained,
+and in some games an earlier checkpoint of the run plays one of them. The trained weights then play
+512 games against each player at temperature 1, from the empty board, with alternating seats. The
+weights of each run must win or draw at least 95% of the games against the random player and draw at
+least 50% against the perfect player. Training must take at most 20 minutes.
 """
 
 import argparse
@@ -39,7 +39,7 @@ Shares = dict[str, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 1 if a run failed, or missed a bar."""
+    """Run the benchmark; return 1 if a run failed or missed a target."""
     options = parse(argv)
     console, out, failures = Console(highlight=False), Path(options.out), list[str]()
     table = Table("seed", "against", "won", "drawn", "lost", "minutes", title="after training")
@@ -62,19 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--quick", action="store_true", help="short runs without bars")
+    parser.add_argument("--quick", action="store_true", help="short runs, targets not checked")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    parser.add_argument("--out", default=f"runs/self_play-{stamp}", help="folder of the runs")
+    parser.add_argument("--out", default=f"runs/self_play-{stamp}", help="results folder")
     return parser.parse_args(argv)
 
 
 def run(seed: int, out: Path, quick: bool, console: Console) -> tuple[float, dict[str, Shares]]:
-    """Train and evaluate; return the minutes of training, and the shares of games by opponent."""
+    """Train and evaluate; return the training minutes and the results against each opponent."""
     console.rule(f"seed {seed}")
     began = time.monotonic()
     log_path = out / f"seed{seed}"
@@ -86,10 +86,10 @@ def run(seed: int, out: Path, quick: bool, console: Console) -> tuple[float, dic
 
 
 def shares(log_path: Path, opponent: str, quick: bool) -> Shares:
-    """Return the shares of games that a run's last weights win, draw and lose.
+    """Return the fractions of games that a run's final weights win, draw and lose.
 
     Raises:
-        RuntimeError: The evaluation failed.
+        RuntimeError: If the evaluation failed.
     """
     folder = Path(f"{log_path}-{opponent}")
     games = ["max_tasks=4", "seeds=1"] if quick else ["seeds=8"]
@@ -102,14 +102,14 @@ def shares(log_path: Path, opponent: str, quick: bool) -> Shares:
 
 
 def under(found: dict[str, Shares], minutes: float) -> list[str]:
-    """Return a message for each missed bar."""
+    """Return a message for each missed target."""
     kept, drawn = 1 - found["random"]["lost"], found["perfect"]["drawn"]
     return [
         said
         for said, is_under in (
-            (f"{kept:.3f} not lost against random, bar {NOT_LOST}", kept < NOT_LOST),
-            (f"{drawn:.3f} drawn against perfect, bar {DRAWN}", drawn < DRAWN),
-            (f"{minutes:.1f} minutes, bar {MINUTES:g}", minutes > MINUTES),
+            (f"{kept:.3f} not lost against random, target {NOT_LOST}", kept < NOT_LOST),
+            (f"{drawn:.3f} drawn against perfect, target {DRAWN}", drawn < DRAWN),
+            (f"{minutes:.1f} minutes, target {MINUTES:g}", minutes > MINUTES),
         )
         if is_under
     ]

@@ -1,20 +1,23 @@
-"""``evert serve`` under load: exact tokens, processor time, memory, and a trained agent's score.
+"""Test ``evert serve`` under load: exact tokens, CPU time, memory and scores.
 
     python benchmarks/served_load.py [--quick] [--only exact|cpu|memory|score] [--requests 200000]
 
-exact   Later prompts contain the ids that were sampled: SmolLM2 (``make .models/smollm2``) at
-        temperature 1, 40 turns with tools through OpenAI's SDK; and random ids, which the tokenizer
-        would not write, through three SDKs. Of SmolLM2's prompts at most 20 % are computed.
-cpu     A chat request takes at most 0.5 ms more of the server's processor time than the same prompt
-        as token ids. It takes no more at the twentieth turn, or with 3,000 conversations.
-memory  Requests in five APIs, a third of them cut off or hostile: the server's memory is flat after
-        the first tenth, no answer is a 5xx, and no client gets another's text.
-score   Two trained agents: 480 episodes by ``evert evaluate``, and by programs on OpenAI's SDK that
-        call ``evert serve``. The mean rewards differ by at most two standard errors.
+exact   Prompts contain the exact token ids that were sampled before: with SmolLM2 (``make
+        .models/smollm2``) at temperature 1, in 40 turns with tools through the OpenAI SDK, and with
+        random ids that the tokenizer would never produce, through three SDKs. At most 20% of
+        SmolLM2's prompt tokens are computed; the rest are cached.
+cpu     A chat request takes at most 0.5 ms more CPU time on the server than a request with the same
+        prompt as token ids, even after twenty turns or with 3,000 conversations.
+memory  Clients use five APIs; a third of their requests are aborted or hostile. The server's memory
+        does not grow after the first tenth of the requests, there are no 5xx responses, and no
+        client receives another client's text.
+score   Two trained agents each play 480 episodes with ``evert evaluate``, and 480 with a program
+        that calls ``evert serve`` through the OpenAI SDK. An agent's two mean rewards differ by at
+        most two standard errors.
 
-``cpu`` and ``memory`` measure a server in another process, whose model is a script. For ``memory``
-its limits are low, so that it has to drop conversations from the first tenth on. Exits with 1 if a
-bar is missed.
+``cpu`` and ``memory`` measure a server in another process that uses a scripted model. For
+``memory``, its limits are so low that it already drops conversations in the first tenth. Exits with
+1 if a result misses its target.
 """
 
 import argparse
@@ -50,7 +53,7 @@ from evert.trainers.serving.service import PolicyService
 from evert.trainers.serving.wire import CompletionRequest, write_request
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # for the two files beside this one
+sys.path.insert(0, str(ROOT))  # for the two modules below
 
 from benchmarks.served_programs import (  # noqa: E402
     AT_ONCE,
@@ -73,11 +76,11 @@ TURNS = 40
 MOST_COMPUTED = 0.2
 MOST_MILLISECONDS = 0.5
 KEPT_AT_ONCE = 3000
-MOST_MORE = 0.2  # milliseconds that many conversations may add; repetitions differ by as much
+MOST_MORE = 0.2  # extra milliseconds allowed with many conversations, about the noise level
 MOST_GROWTH = 1.03
 ERRORS = Console(stderr=True)
 
-Bars = list[tuple[str, str, str, bool]]  # what, the figure, the bar, whether it is met
+Bars = list[tuple[str, str, str, bool]]  # description, measured value, target, is met
 
 
 class Server:
@@ -90,7 +93,7 @@ class Server:
         self.headers = {"authorization": f"Bearer {self.key}"}
 
     def figures(self, what: str = "cpu") -> dict[str, float]:
-        """Return its processor time in seconds, its kept tokens, and its memory in bytes."""
+        """Return the CPU seconds and cached tokens. ``what="memory"`` adds the resident bytes."""
         assert self._process.stdin is not None
         print(what, file=self._process.stdin, flush=True)
         figures: dict[str, float] = json.loads(self._line())
@@ -103,7 +106,7 @@ class Server:
 
 @contextmanager
 def served(script: str) -> Iterator[Server]:
-    """Run a server of a script in another process."""
+    """Run a server with a scripted model in another process."""
     command = [sys.executable, str(SCRIPT), script]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as process:
         try:
@@ -115,12 +118,12 @@ def served(script: str) -> Iterator[Server]:
 # -- exact -----------------------------------------------------------------------------------------
 
 Sampled = list[tuple[list[int], list[int]]]
-"""The prompts and the replies of a conversation."""
+"""Prompt and reply tokens of each turn."""
 
 
 @contextmanager
 def logged(client: Any, renderer: Any, context: int) -> Iterator[tuple[PolicyService, Sampled]]:
-    """Serve a client; yield the service, and what it samples."""
+    """Serve a sampling client; yield the service and a log of what is sampled."""
     log: Sampled = []
     with PolicyService() as service:
         sample = service.sample(client)
@@ -135,7 +138,7 @@ def logged(client: Any, renderer: Any, context: int) -> Iterator[tuple[PolicySer
 
 
 def differing(log: Sampled) -> int:
-    """Return how many ids of prompts and replies differ in the next prompt."""
+    """Count the prompt and reply ids that are different in the next prompt."""
     count = 0
     for (before, reply), (after, _) in itertools.pairwise(log):
         whole = before + reply
@@ -145,7 +148,7 @@ def differing(log: Sampled) -> int:
 
 
 def exact(quick: bool, _: int) -> Bars:
-    """Measure ``exact``."""
+    """Run the part ``exact``."""
     bars: Bars = []
     turns = 4 if quick else TURNS
     for name, converse in (
@@ -154,7 +157,7 @@ def exact(quick: bool, _: int) -> Bars:
         with logged(Script(odd(len(name))), prompt_renderer(None), 2**20) as (service, log):
             converse(service, turns)
         count = differing(log)
-        what = f"random ids by {name}'s SDK, {len(log)} turns: ids that differ"
+        what = f"random ids with the {name} SDK, {len(log)} turns: ids that differ"
         bars.append((what, str(count), "0", count == 0 and len(log) == turns))
     with tempfile.TemporaryDirectory() as folder, embedded_engine(folder, device="cpu", threads=1):
         client: Any = tinker.ServiceClient().create_sampling_client(base_model=str(SMOLLM2))
@@ -165,9 +168,9 @@ def exact(quick: bool, _: int) -> Bars:
         prompts = sum(len(prompt) for prompt, _ in log)
         count, share = differing(log), stats.prompt_tokens / prompts
     sampled = sum(len(reply) for _, reply in log)
-    what = f"SmolLM2, {len(log)} turns, {sampled:,} ids sampled: ids that differ"
+    what = f"SmolLM2, {len(log)} turns, {sampled:,} sampled ids: ids that differ"
     bars.append((what, str(count), "0", count == 0))
-    what = f"of {prompts:,} tokens of its prompts, computed"
+    what = f"computed fraction of its {prompts:,} prompt tokens"
     is_met = quick or share <= MOST_COMPUTED
     return [*bars, (what, f"{share:.1%}", f"{MOST_COMPUTED:.0%}", is_met)]
 
@@ -179,26 +182,26 @@ ANSWER = {"role": "assistant", "content": "I see."}
 
 
 class Costs:
-    """Measures the server's processor time, in milliseconds a request."""
+    """Measures the server's CPU time per request, in milliseconds."""
 
     def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
         self._server, self._session = server, session
 
     async def of(self, path: str, bodies: list[bytes]) -> float:
-        """Send the bodies, eight at a time; return the time of one."""
+        """Send the bodies, eight concurrently; return the CPU time per request."""
         before = self._server.figures()["cpu"]
         await at_once((self.post(path, body) for body in bodies), 8)
         return (self._server.figures()["cpu"] - before) * 1000 / len(bodies)
 
     async def post(self, path: str, body: bytes) -> Any:
-        """Return the answer to a body."""
+        """Send a request; return the response."""
         url = f"{self._server.url}{path}"
         async with self._session.post(url, data=body, headers=self._server.headers) as answer:
             assert answer.status == 200, await answer.text()
             return await answer.json()
 
     async def turns(self, openings: list[str], turns: int) -> list[tuple[float, float]]:
-        """Play conversations; return a turn's times, as a chat and as token ids."""
+        """Play conversations; return each turn's CPU times for chat and token-id requests."""
         times = []
         for turn in range(turns):
             chats = [conversation(opening, turn) for opening in openings]
@@ -212,7 +215,7 @@ class Costs:
 
 
 def conversation(opening: str, turn: int) -> bytes:
-    """Return the body of a conversation's request."""
+    """Return the request body for a turn of a conversation."""
     history = [message for _ in range(turn) for message in (ANSWER, SAY)]
     messages = [{"role": "user", "content": opening}, *history]
     return json.dumps({"model": "model", "messages": messages, "tools": [TOOL]}).encode()
@@ -232,7 +235,7 @@ async def _cpu(server: Server, quick: bool) -> Bars:
     bars: Bars = []
     async with aiohttp.ClientSession() as session:
         costs = Costs(server, session)
-        await costs.turns(new(count), 2)  # warms up
+        await costs.turns(new(count), 2)  # warm up
         played = [
             await costs.turns(new(count), turns)
             for _ in track(range(rounds), "cpu: turns", console=ERRORS)
@@ -241,7 +244,7 @@ async def _cpu(server: Server, quick: bool) -> Bars:
             extra = statistics.median(_extra(times[part]) for times in played)
             of_ids = statistics.median(ids for times in played for _, ids in times[part])
             figure = f"{extra:.2f} ms (ids: {of_ids:.2f})"
-            name = f"a chat request beyond one of token ids, {what} of {turns}"
+            name = f"chat request minus token-id request, {what} of {turns}"
             bars.append((name, figure, f"{MOST_MILLISECONDS}", extra <= MOST_MILLISECONDS))
         for name, make in (("different openings", new), ("the same opening", alike)):
             few = [_extra(await costs.turns(make(count), 3)) for _ in range(rounds)]
@@ -251,18 +254,18 @@ async def _cpu(server: Server, quick: bool) -> Bars:
             many = [_extra(await costs.turns(make(count), 3)) for _ in range(rounds)]
             before, after = statistics.median(few), statistics.median(many)
             figure = f"{before:.2f} -> {after:.2f} ms"
-            name = f"the same at {kept:,} more conversations, {name}"
+            name = f"the same after {kept:,} more conversations, {name}"
             bars.append((name, figure, f"+{MOST_MORE}", after - before <= MOST_MORE))
     return bars
 
 
 def _extra(times: list[tuple[float, float]]) -> float:
-    """Return the mean extra time of a chat request over one with token ids."""
+    """Return how much longer a chat request takes than one with token ids, on average."""
     return statistics.mean(chat_time - ids_time for chat_time, ids_time in times)
 
 
 def cpu(quick: bool, _: int) -> Bars:
-    """Measure ``cpu``."""
+    """Run the part ``cpu``."""
     with served("same") as server:
         return asyncio.run(_cpu(server, quick))
 
@@ -271,7 +274,7 @@ def cpu(quick: bool, _: int) -> Bars:
 
 
 class Load:
-    """Clients that converse, leave and attack; counts the statuses and others' texts."""
+    """Clients that converse, disconnect and attack. Counts statuses and leaked texts."""
 
     def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
         self._server, self._session = server, session
@@ -282,7 +285,7 @@ class Load:
         self.sent = 0
 
     async def play(self, requests: int) -> None:
-        """Send requests, several at a time."""
+        """Send requests concurrently."""
         end = self.sent + requests
         await asyncio.gather(*[self._clients(end) for _ in range(AT_ONCE)])
 
@@ -303,14 +306,14 @@ class Load:
                 client.hear(answer)
 
     async def attack(self, client: Client, length: int) -> None:
-        """Send a hostile request with texts of that length."""
+        """Send a hostile request with texts of the given length."""
         await self._send(client, *hostile(self._draw, client.mark, length))
 
     async def _send(
         self, client: Client, path: str, body: bytes, headers: dict[str, str],
         leaves: float | None = None,
     ) -> str | None:  # fmt: skip
-        """Return the answer's text; None if the client left before its end, or was refused."""
+        """Return the response text, or None if the client disconnected or got an error."""
         headers = {**self._server.headers, "content-type": "application/json", **headers}
         try:
             async with (
@@ -331,8 +334,8 @@ class Load:
 async def _memory(server: Server, requests: int) -> Bars:
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         load, sizes, start = Load(server, session), list[float](), time.perf_counter()
-        # The longest texts first: what the allocator keeps after their peaks does not count as
-        # growth.
+        # Send the longest texts first. The allocator then keeps enough memory for later peaks, so
+        # that these don't count as growth.
         first = Client(0, random.Random(0))
         await at_once([load.attack(first, 100_000) for _ in range(requests // 100)])
         for _ in track(range(10), "memory", console=ERRORS):
@@ -343,17 +346,17 @@ async def _memory(server: Server, requests: int) -> Bars:
     failed = sum(count for status, count in load.statuses.items() if str(status)[0] == "5")
     growth = statistics.median(sizes[-3:]) / sizes[0]
     trend = ", ".join(f"{size:.0f}" for size in sizes)
-    ERRORS.print(f"{load.sent / seconds:.0f} requests a second; {dict(load.statuses)}")
+    ERRORS.print(f"{load.sent / seconds:.0f} requests per second; {dict(load.statuses)}")
     name = f"memory after each tenth of {load.sent:,} requests (MB): {trend}; last to first"
     return [
         (name, f"{growth:.3f}", f"{MOST_GROWTH}", growth <= MOST_GROWTH),
-        ("answers 5xx", str(failed), "0", failed == 0),
-        ("answers with another client's text", str(load.leaks), "0", load.leaks == 0),
+        ("5xx responses", str(failed), "0", failed == 0),
+        ("responses with another client's text", str(load.leaks), "0", load.leaks == 0),
     ]
 
 
 def memory(quick: bool, requests: int) -> Bars:
-    """Measure ``memory``."""
+    """Run the part ``memory``."""
     with served("marks") as server:
         return asyncio.run(_memory(server, 2000 if quick else requests))
 
@@ -367,13 +370,13 @@ RUNS = {
         "learning_rate=3e-4", "eval_every=0",
     ],
 }  # fmt: skip
-"""Base -> the settings that train it to play identity, which has 24 held-out tasks."""
+"""Base -> training settings for identity, which has 24 held-out tasks."""
 
-EPISODES = 20  # of each task
+EPISODES = 20  # per task
 
 
 def evert(*arguments: str) -> None:
-    """Run a command of evert."""
+    """Run an ``evert`` command."""
     command = [EVERT, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -381,7 +384,7 @@ def evert(*arguments: str) -> None:
 
 
 def by_program(run: Path, episodes: int) -> list[float]:
-    """Return the rewards of a program that calls ``evert serve``."""
+    """Return the rewards of the program that calls ``evert serve``."""
     command = [EVERT, "serve", f"model={run}"]
     with subprocess.Popen(command, stdout=-1, text=True) as process:
         try:
@@ -400,7 +403,7 @@ def by_program(run: Path, episodes: int) -> list[float]:
 
 
 def score(quick: bool, _: int) -> Bars:
-    """Measure ``score``."""
+    """Run the part ``score``."""
     bars: Bars = []
     episodes = 1 if quick else EPISODES
     with tempfile.TemporaryDirectory() as folder:
@@ -429,15 +432,15 @@ PARTS = {"exact": exact, "cpu": cpu, "memory": memory, "score": score}
 
 
 def main() -> int:
-    """Measure, and print the table."""
+    """Run the benchmark and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="small numbers, to see that it runs")
-    parser.add_argument("--only", choices=PARTS, help="one part; default: all four")
-    parser.add_argument("--requests", type=int, default=200_000, help="requests of memory")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it runs")
+    parser.add_argument("--only", choices=PARTS, help="run only this part (default: all)")
+    parser.add_argument("--requests", type=int, default=200_000, help="requests of the memory part")
     args = parser.parse_args()
-    table = Table("", "measured", "bar", title="evert serve under load")
+    table = Table("", "measured", "target", title="evert serve under load")
     is_met = True
     for name in [args.only] if args.only else PARTS:
         for what, figure, bar, is_good in PARTS[name](args.quick, args.requests):

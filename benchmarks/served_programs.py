@@ -1,10 +1,10 @@
-"""The programs that ``served_load.py`` runs against ``evert serve``, both ordinary and hostile.
+"""Clients that ``served_load.py`` runs against ``evert serve``, both ordinary and hostile.
 
     by_openai, by_anthropic, by_gemini   conversations with tools through SDKs (exact)
-    Client, hostile                      requests in five APIs, and hostile requests (memory)
-    identity                             an agent as a program on OpenAI's SDK (score)
+    Client, hostile                      requests to five APIs, and hostile requests (memory)
+    identity                             an agent as a program that uses the OpenAI SDK (score)
 
-``python benchmarks/served_programs.py EPISODES`` plays ``identity`` on every held-out task, and
+``python benchmarks/served_programs.py EPISODES`` plays ``identity`` on every held-out task and
 prints the rewards.
 """
 
@@ -33,7 +33,7 @@ HELLO = "You help a shop. Say hello."
 
 
 async def at_once(work: Iterable[Awaitable[Any]], count: int = AT_ONCE) -> list[Any]:
-    """Do work, ``count`` pieces at a time; return the results in order."""
+    """Await all ``work``, at most ``count`` concurrently; return the results in order."""
     limit = asyncio.Semaphore(count)
 
     async def limited(piece: Awaitable[Any]) -> Any:
@@ -44,14 +44,14 @@ async def at_once(work: Iterable[Awaitable[Any]], count: int = AT_ONCE) -> list[
 
 
 def by_openai(service: PolicyService, turns: int) -> None:
-    """Converse through OpenAI's SDK, every second turn as a stream."""
+    """Have a conversation through the OpenAI SDK, streaming every second turn."""
     messages: list[Any] = [{"role": "user", "content": HELLO}]
     with openai.OpenAI(base_url=service.url, api_key=service.key) as sdk:
         for turn in range(turns):
             body: Any = {"model": "m", "messages": messages, "tools": [TOOL], "temperature": 1}
             if turn % 2:
                 with sdk.chat.completions.stream(**body) as stream:
-                    done = stream.until_done()  # the final completion may not be cut
+                    done = stream.until_done()  # get_final_completion() raises if truncated
                     message = done.current_completion_snapshot.choices[0].message
             else:
                 message = sdk.chat.completions.create(**body).choices[0].message
@@ -64,7 +64,7 @@ def by_openai(service: PolicyService, turns: int) -> None:
 
 
 def by_anthropic(service: PolicyService, turns: int) -> None:
-    """Converse through Anthropic's SDK, every second turn as a stream."""
+    """Have a conversation through the Anthropic SDK, streaming every second turn."""
     root = service.url.removesuffix("/v1")
     tool = {"name": "look_up", "description": "Finds.", "input_schema": PARAMETERS}
     messages: list[Any] = [{"role": "user", "content": HELLO}]
@@ -86,7 +86,7 @@ def by_anthropic(service: PolicyService, turns: int) -> None:
 
 
 def by_gemini(service: PolicyService, turns: int) -> None:
-    """Converse through Google's SDK."""
+    """Have a conversation through the Google SDK."""
     root, part = service.url.removesuffix("/v1"), genai.types.Part
     tool = genai.types.Tool(function_declarations=[FUNCTION])  # type: ignore[list-item]
     off = genai.types.AutomaticFunctionCallingConfig(disable=True)
@@ -112,7 +112,7 @@ SECRET = re.compile(r"mark\d{7}")
 
 
 class Client:
-    """A client with a mark in its texts, which converses in one API."""
+    """A client that uses one API and puts its own mark into its texts."""
 
     def __init__(self, number: int, draw: random.Random) -> None:
         self.mark, self._draw = f"mark{number:07}", draw
@@ -123,10 +123,10 @@ class Client:
         self._turn = 0
 
     def request(self) -> tuple[str, dict[str, Any]]:
-        """Return the path and the body of the next request."""
+        """Return the path and body of the next request."""
         text = f"I am {self.mark}. " + self._draw.choice(["How are you?", "Please look up."])
         if self._turn == 0 and int(self.mark[4:]) % 2:
-            text = SHARED  # other clients begin the same way
+            text = SHARED  # half of the clients start with the same text
         self._turn += 1
         stream, model = self.stream, "model"
         if self.api == "ids":
@@ -155,7 +155,7 @@ class Client:
         return "/v1/responses", {**body, "previous_response_id": self._previous}
 
     def hear(self, answer: str) -> None:
-        """Add an answer to the conversation, like a program that keeps only its text."""
+        """Add a response to the conversation, like a program that only stores its text."""
         text = f"I see {self.mark}." if self.mark in answer else "I see ."
         if self.api == "gemini" and not self.stream:
             self._history.append(json.loads(answer)["candidates"][0]["content"])
@@ -168,7 +168,7 @@ class Client:
 
 
 def hostile(draw: random.Random, mark: str, length: int) -> tuple[str, bytes, dict[str, str]]:
-    """Return the path, the body and the headers of a request that no program should send."""
+    """Return the path, body and headers of a request that no program should send."""
     say, pad = {"role": "user", "content": f"I am {mark}"}, "x" * length
     bodies: list[Any] = [
         {"messages": [{**say, pad: pad}]},
@@ -213,7 +213,7 @@ def hostile(draw: random.Random, mark: str, length: int) -> tuple[str, bytes, di
 
 
 async def identity(task: int) -> float:
-    """Play ``env=identity`` as a program on OpenAI's SDK."""
+    """Play ``env=identity`` as a program that uses the OpenAI SDK."""
     say = f"Let's play a game. Say you are {task}."
     async with openai.AsyncOpenAI() as sdk:
         reply = await sdk.chat.completions.create(
@@ -223,7 +223,7 @@ async def identity(task: int) -> float:
 
 
 async def play(episodes: int) -> None:
-    """Play every held-out task several times, and print the rewards."""
+    """Play every held-out task several times and print the rewards."""
     played = [identity(task) for task in TEST_TASKS for _ in range(episodes)]
     print(json.dumps(await at_once(played)))
 

@@ -1,8 +1,8 @@
-"""The server that ``served_load.py`` measures, whose model is a script.
+"""A server backed by a scripted model, used by ``served_load.py``.
 
     python benchmarks/served_script.py same|marks
 
-Prints its address and key, and this process's figures for every line of the standard input.
+Prints its address and API key. For each line from stdin, it then prints its resource usage.
 """
 
 import ctypes
@@ -31,13 +31,13 @@ from evert.trainers.serving import chat
 from evert.trainers.serving.service import PolicyService
 
 Answer = Callable[[list[int]], list[int]]
-"""Maps a prompt's ids to a reply's."""
+"""Maps prompt ids to reply ids."""
 
 
 class Script:
-    """A sampling client without a model; ``answer`` maps a prompt's ids to a reply's.
+    """A sampling client without a model. Replies are computed by ``answer``.
 
-    A thread answers once a millisecond whatever has arrived, as an engine answers after a step.
+    Once per millisecond, a thread answers all waiting requests, as an engine does in each step.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -54,11 +54,11 @@ class Script:
         return base_tokenizer()
 
     def sample(self, prompt: types.ModelInput, count: int, params: object) -> Any:
-        """Return one reply, some time later."""
+        """Queue a request; return an object with the future of its reply."""
         return self.watch(prompt, params, lambda _: None)
 
     def watch(self, prompt: types.ModelInput, params: object, watch: Any) -> Any:
-        """Return one reply, after showing it to ``watch``."""
+        """Queue a request, like ``sample``. The reply is first passed to ``watch``."""
         future: Future[Any] = Future()
         self._waiting.put((future, prompt.to_ints(), watch))
         return SimpleNamespace(future=lambda: future)
@@ -67,7 +67,7 @@ class Script:
         while True:
             future, ids, watch = self._waiting.get()
             if not future.set_running_or_notify_cancel():
-                continue  # its client has left
+                continue  # the client disconnected
             tokens = self._answer(ids)
             watch(tokens)
             sequence = types.SampledSequence(
@@ -79,14 +79,14 @@ class Script:
 
 
 def same() -> Answer:
-    """Return a script that gives the same reply to any prompt."""
+    """Return a script that always gives the same reply."""
     renderer = prompt_renderer(None)
     reply = renderer.encode("I see.") + renderer.end_tokens[:1]
     return lambda _: [*reply]
 
 
 def marks() -> Answer:
-    """Return a script of replies and tool calls with every mark that is in the prompt."""
+    """Return a script whose replies and tool calls repeat all marks in the prompt."""
     renderer = prompt_renderer(None)
 
     def answer(ids: list[int]) -> list[int]:
@@ -102,7 +102,10 @@ def marks() -> Answer:
 
 
 def odd(seed: int) -> Answer:
-    """Return a script of random ids; every third reply is a tool call, spelled by characters."""
+    """Return a script that replies with random token ids.
+
+    Every third reply is a tool call that is encoded character by character.
+    """
     renderer, draw, count = prompt_renderer(None), random.Random(seed), itertools.count()
 
     def answer(_: list[int]) -> list[int]:
@@ -121,7 +124,7 @@ def odd(seed: int) -> Answer:
 
 
 def serve(name: str) -> None:
-    """Serve a script, and print this process's figures for every line of the standard input."""
+    """Serve a script. For each line from stdin, print this process's resource usage."""
     options: dict[str, Any] = {"context": 4096, "max_tokens": 256}
     if name == "marks":
         options["keep"], chat.KEPT_RESPONSES, gemini_tools.REMEMBERED = 2**18, 2**20, 2**9

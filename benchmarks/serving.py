@@ -1,12 +1,13 @@
-"""Sampling through the policy service, from worker processes, compared with sampling in process.
+"""Compare sampling from worker processes through the policy service with in-process sampling.
 
     python benchmarks/serving.py [--quick] [--episodes 256] [--workers 2] [--rounds 7]
 
-This process plays episodes at once on its own sampling client. Worker processes together play as
-many on a client of the policy service, with the same weights. A round plays both, in alternating
-order. The table has the sampled tokens per second (median over rounds), and the ratio within a
-round with its range. Model, seeds and prompts are the same, so both sample about as many tokens.
-Exits with 1 if a run fails, or a median ratio is below the bar.
+This process plays concurrent episodes with its own sampling client. The worker processes play the
+same number of episodes in total, with a client of the policy service for the same weights. Each
+round plays both, in alternating order. The table shows the sampled tokens per second (median over
+rounds), and the median and range of the per-round ratio. Model, seeds and prompts are the same, so
+both sample about the same number of tokens. Exits with 1 if a run fails or a median ratio is below
+the target.
 """
 
 import argparse
@@ -34,14 +35,14 @@ from evert.trainers.serving.service import PolicyService
 
 BAR = 0.85
 GAMES = {"identity": (identity_agent, 16), "guess-number": (guess_number_agent, 16)}
-"""Name -> the agent, and the maximum tokens of a reply."""
+"""Name -> agent and maximum tokens per reply."""
 
 GIVE_UP = 600.0
-"""Seconds after which a worker without an order ends."""
+"""Seconds without work after which a worker exits."""
 
 
 async def play(game: str, client: Any, tasks: Sequence[int]) -> int:
-    """Play an episode of each task, all at once; return the number of sampled tokens."""
+    """Play one episode per task concurrently; return the number of sampled tokens."""
     agent, cap = GAMES[game]
     policy = TinkerTokenCompleter(client, max_tokens=cap)
     found = await asyncio.gather(
@@ -51,9 +52,9 @@ async def play(game: str, client: Any, tasks: Sequence[int]) -> int:
 
 
 def work(pipe: Connection) -> None:
-    """Run a worker: play each order from the pipe, until it is None."""
+    """Run in a worker process: play the tasks received from the pipe, until None arrives."""
     torch.set_num_threads(1)
-    with asyncio.Runner() as runner:  # one loop, as in evert's workers
+    with asyncio.Runner() as runner:  # a single loop, as in evert's workers
         while pipe.poll(GIVE_UP) and (order := pipe.recv()) is not None:
             pipe.send(runner.run(play(*order)))
 
@@ -70,27 +71,27 @@ class Workers:
             self._pipes.append(ours)
 
     def play(self, game: str, client: Any, tasks: Sequence[int]) -> int:
-        """Split ``play`` over the workers; return the number of sampled tokens."""
+        """Distribute ``play`` over the workers; return the number of sampled tokens."""
         count = len(self._pipes)
         for index, pipe in enumerate(self._pipes):
             pipe.send((game, client, tasks[index::count]))
         return sum(pipe.recv() for pipe in self._pipes)
 
     def end(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         for pipe in self._pipes:
             pipe.send(None)
 
 
 def timed(play: Any, *args: Any) -> float:
-    """Call a function that returns a number of tokens; return tokens per second."""
+    """Call a function that returns a token count; return tokens per second."""
     start = time.perf_counter()
     tokens = play(*args)
     return float(tokens / (time.perf_counter() - start))
 
 
 def measure(game: str, args: argparse.Namespace, workers: Workers) -> list[tuple[float, float]]:
-    """Return tokens per second in process and through the service, for each round."""
+    """Return tokens per second in process and through the service for each round."""
     with (
         tempfile.TemporaryDirectory() as root,
         embedded_engine(root, device="cpu", threads=1),
@@ -113,16 +114,16 @@ def measure(game: str, args: argparse.Namespace, workers: Workers) -> list[tuple
             tasks = [1 + abs(task) % 1000 for task in tasks]
             speeds = {way: timed(way, tasks) for way in ways}
             print(game, number, *(f"{speeds[way]:,.0f}" for way in (here, there)), file=sys.stderr)
-            if number >= 0:  # the first one warms up
+            if number >= 0:  # the first round is a warm-up
                 found.append((speeds[here], speeds[there]))
             ways.reverse()
         return found
 
 
 def main() -> None:
-    """Run the benchmark; exit with 1 below the bar."""
+    """Run the benchmark; exit with 1 if a ratio is below the target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="one round of few episodes; no bar")
+    parser.add_argument("--quick", action="store_true", help="one round, few episodes, no target")
     parser.add_argument("--episodes", type=int, default=256)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
@@ -142,10 +143,10 @@ def main() -> None:
             game, f"{here:,.0f}", f"{there:,.0f}", f"{statistics.median(ratios):.2f}", spread
         )
     workers.end()
-    title = f"{args.episodes} episodes at once, {args.workers} workers; sampled tokens per second"
+    title = f"{args.episodes} concurrent episodes, {args.workers} workers; sampled tokens/s"
     Console(width=100).print(title, table, sep="\n")
     if worst < BAR and not args.quick:
-        sys.exit(f"below the bar of {BAR}")
+        sys.exit(f"below the target of {BAR}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Do two models learn together? ``examples/compression.py`` over several seeds.
+"""Train two models together: ``examples/compression.py`` over several seeds.
 
     python benchmarks/several_models.py [--quick] [--seeds 0 1 2] [--steps 40]
 
-One model, the compressor, writes a code for a text. Its reward is the information that the code
-gives the other model, in nats, minus a cost per token. The other model, the reconstructor, learns
-to decode. The compressor's reward and the reconstructor's gain are printed for the first and last
-steps. If either does not rise in a run, the benchmark fails. A run's ``metrics.jsonl`` has all
-steps.
+One model, the compressor, writes a code for a text. The other model, the reconstructor, learns to
+decode it. The compressor's reward is the information that the code gives the reconstructor, in
+nats, minus a cost per token. The script prints the compressor's reward and the reconstructor's gain
+for the first and last steps, and fails unless both rise in every run. ``metrics.jsonl`` in the
+run's folder contains all steps.
 """
 
 import argparse
@@ -31,11 +31,11 @@ MEASURES = {
     "compressor/reward": "compressor's reward",
     "reconstructor/gain": "reconstructor's gain",
 }
-"""In nats: the information of a code minus its cost; and without the cost."""
+"""Information in a code, in nats: minus the cost in the reward, without the cost in the gain."""
 MOST_TOLD = 9.1
-"""Nats in a number of four digits, ln 9000: no code for such a text has more information."""
+"""Nats in a four-digit number (ln 9000). No code can carry more information."""
 FIRST, LAST = 2, 5
-"""How many of the first and the last steps are averaged."""
+"""Number of first and last steps to average."""
 
 
 def play(seed: int, steps: int, folder: Path) -> list[dict[str, Any]]:
@@ -50,13 +50,13 @@ def play(seed: int, steps: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def ends(rows: Sequence[dict[str, Any]], measure: str) -> tuple[float, float]:
-    """Return the means of the first and the last steps."""
+    """Return the means over the first and the last steps."""
     values = [row[measure] for row in rows]
     return statistics.fmean(values[:FIRST]), statistics.fmean(values[-LAST:])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return 1 if a measure did not rise in a run."""
+    """Run the benchmark; return 1 unless both values rise in every run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40)
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"seed {seed}   {title:20}   {before:6.2f} to {after:5.2f}   {seconds:3.0f} s")
             if after <= before:
                 failures.append(f"seed {seed}: the {title} did not rise")
-    print(f"the most a code can tell: {MOST_TOLD} nats")
+    print(f"maximum information in a code: {MOST_TOLD} nats")
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
     return 1 if failures else 0

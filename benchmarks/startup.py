@@ -1,11 +1,11 @@
-"""How long ``evert`` takes to answer a mistyped name, compared with Python's own start.
+"""Measure how quickly ``evert`` reports a mistyped name, compared with Python's startup time.
 
     python benchmarks/startup.py [--quick] [--repeats 5]
 
-Each row is a process from its start to its end: the fastest repeat in seconds, in processor
-seconds, and relative to the processor time of ``python -c pass``. A first run, which does not
-count, reads the files, so that the disk's speed does not matter. The benchmark fails if an answer
-takes more than 2 processor seconds (about its seconds on an idle machine), or has the wrong exit
+Each row is a complete process. The table shows the fastest repeat in wall-clock seconds, in CPU
+seconds, and relative to the CPU time of ``python -c pass``. An extra first run, which is not
+measured, loads the files into the disk cache. The benchmark fails if a process takes more than 2
+CPU seconds (about the same as wall-clock seconds on an idle machine), or exits with the wrong
 status.
 """
 
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 MOST = 2.0
-"""Maximum processor seconds of an answer."""
+"""Maximum CPU seconds per process."""
 NOTHING = "python -c pass"
 LINES = {
     "--help": 0,
@@ -42,10 +42,10 @@ LINES = {
 
 
 def measure(command: list[str], folder: str, repeats: int, status: int) -> tuple[float, float]:
-    """Return a process's minimum time and processor time in seconds, after a warm-up run.
+    """Return the minimum wall-clock and CPU seconds of a process, after a warm-up run.
 
     Raises:
-        RuntimeError: It ended with another status.
+        RuntimeError: If it exits with a different status.
     """
     taken = list[tuple[float, float]]()
     for _ in range(repeats + 1):
@@ -53,24 +53,24 @@ def measure(command: list[str], folder: str, repeats: int, status: int) -> tuple
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         taken.append((time.perf_counter() - began, processor() - before))
         if done.returncode != status:
-            raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr}")
+            raise RuntimeError(f"{command} exited with {done.returncode}: {done.stderr}")
     return min(wall for wall, _ in taken[1:]), min(busy for _, busy in taken[1:])
 
 
 def processor() -> float:
-    """Return the processor seconds of this process's children so far."""
+    """Return the CPU seconds used by child processes so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def main() -> int:
-    """Measure every command line and print the table; return 1 if one takes too long."""
+    """Run the benchmark; return 1 if a command takes too long."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="once each")
+    parser.add_argument("--quick", action="store_true", help="one repeat")
     parser.add_argument("--repeats", type=int, default=5)
     asked = parser.parse_args()
     repeats = 1 if asked.quick else asked.repeats
-    table, late = Table("evert ...", "seconds", "processor", f"times {NOTHING}"), list[str]()
+    table, late = Table("evert ...", "seconds", "CPU s", f"times {NOTHING}"), list[str]()
     with tempfile.TemporaryDirectory() as folder:
         wall, nothing = measure([sys.executable, "-c", "pass"], folder, repeats, 0)
         for line, status in LINES.items():
@@ -80,7 +80,7 @@ def main() -> int:
             late += [line] if busy > MOST else []
     console = Console(width=100)
     console.print(table)
-    console.print(f"{NOTHING}: {wall:.3f} s, {nothing:.3f} of the processor; bar: {MOST:g}")
+    console.print(f"{NOTHING}: {wall:.3f} s, {nothing:.3f} CPU s; target: {MOST:g} CPU s")
     if late:
         console.print(f"too slow: {'; '.join(late)}")
     return int(bool(late))

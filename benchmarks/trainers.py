@@ -1,17 +1,17 @@
-"""One agent, four trainers: identity with the Cookbook, in a custom loop, with verl and with TRL.
+"""Train one agent (identity) with the Cookbook, a custom loop, verl and TRL.
 
     python frameworks/make_environment.py trainers
     python benchmarks/trainers.py [--quick] [--only trl] [--seeds 0 1 2] [--figure FILE]
         [--model FOLDER]
 
-All have the same agent, base and learning rate, and make 30 steps of 8 tasks with 8 episodes each,
-one run after the other, on the CPU: ``evert train``, the loop of ``docs/own-loop.md``, verl's
-unmodified ``main_ppo`` (``examples/verl_on_cpu``) and TRL's ``GRPOTrainer``
-(``examples/trl_on_cpu``); the last two in ``.frameworks/trainers``. Each step's reward, from the
-trainer's own log, and its seconds are printed and saved. A run that fails, or whose last five steps
-have a mean below 0.95, fails the benchmark. ``--model .models/smollm2`` trains an adapter of a real
-model instead, in 12 steps of 12 tasks, on two threads, and without verl, whose example is only for
-the shipped base.
+The four are ``evert train``, the loop from ``docs/own-loop.md``, verl's unmodified ``main_ppo``
+(``examples/verl_on_cpu``) and TRL's ``GRPOTrainer`` (``examples/trl_on_cpu``). The last two run in
+``.frameworks/trainers``. All use the same agent, base and learning rate, and run sequentially on
+the CPU, for 30 steps of 8 tasks with 8 episodes each. Rewards and step times are taken from the
+trainer's own log, printed and saved. The benchmark fails if a run fails, or if its mean reward over
+the last five steps is below 0.95. ``--model .models/smollm2`` trains an adapter for a real model
+instead, with 12 steps of 12 tasks on two threads. This excludes verl, because that example only
+supports the shipped base.
 """
 
 import argparse
@@ -49,19 +49,19 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".frameworks" / "trainers" / "bin" / "python"
 QUICK_STEPS = 2
 LAST = 5
-"""Number of last steps that are averaged."""
+"""Number of last steps to average."""
 BAR = 0.95
 LONGEST = 3600.0
-"""Seconds after which a run is killed."""
+"""Timeout of a run in seconds."""
 
 
 class RunError(RuntimeError):
-    """A trainer's process failed."""
+    """A trainer process failed."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The model and the hyperparameters; a step has ``tasks`` with ``EPISODES`` each."""
+    """Model and hyperparameters. A step has ``tasks`` tasks with ``EPISODES`` episodes each."""
 
     model: str = "evert-tiny"
     steps: int = 30
@@ -69,7 +69,7 @@ class Recipe:
     max_tokens: int = 16
     learning_rate: float = 1e-3
     threads: int = 1
-    passes: int = 1  # TRL's passes per step; a pass has all its activations in memory
+    passes: int = 1  # TRL's passes per step; more passes need less memory
 
 
 EPISODES = 8
@@ -77,7 +77,7 @@ RANK = 32
 
 
 def recipe_of(options: argparse.Namespace) -> Recipe:
-    """Return the recipe for the command line."""
+    """Return the recipe for the given options."""
     recipe = Recipe()
     if options.model:
         recipe = Recipe(str(Path(options.model).resolve()), 12, 12, 12, 3e-4, threads=2, passes=4)
@@ -115,23 +115,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=list(TRAINERS))
-    parser.add_argument("--model", help="folder of a model (default: the shipped base)")
+    parser.add_argument("--model", help="model folder (default: the shipped base)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, no bar")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, no check")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
-    parser.add_argument("--out", default=f"runs/benchmark-trainers-{stamp}", help="results' folder")
-    parser.add_argument("--figure", help="path of the figure (default: in that folder)")
+    parser.add_argument("--out", default=f"runs/benchmark-trainers-{stamp}", help="results folder")
+    parser.add_argument("--figure", help="where to save the plot (default: in --out)")
     options = parser.parse_args(argv)
     options.only = options.only or [
         one for one in TRAINERS if not (options.model and one == "verl")
     ]
     if options.model and "verl" in options.only:
-        parser.error("verl's example trains only the shipped base: leave out verl or --model.")
+        parser.error("The verl example only trains the shipped base. Remove verl or --model.")
     return options
 
 
@@ -139,7 +139,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def under_cookbook(folder: Path, recipe: Recipe, seed: int) -> Curve:
-    """Train with ``evert train``: the Cookbook's loop and the embedded engine, in this process."""
+    """Train with ``evert train``: the Cookbook's loop with the embedded engine."""
     train(
         env="identity",
         model_name=recipe.model,
@@ -158,7 +158,7 @@ def under_cookbook(folder: Path, recipe: Recipe, seed: int) -> Curve:
 
 
 def in_own_loop(folder: Path, recipe: Recipe, seed: int) -> Curve:
-    """Train with the loop of ``docs/own-loop.md``, on the embedded engine in this process."""
+    """Train with the loop from ``docs/own-loop.md`` on the embedded engine."""
     with evert.embedded_engine(folder, threads=recipe.threads):
         return asyncio.run(_own_loop(recipe, seed))
 
@@ -231,25 +231,25 @@ TRAINERS: dict[str, Callable[[Path, Recipe, int], Curve]] = {
     "trl": under_trl,
 }
 VERL, TRL = ("critic/score/mean", "timing_s/step"), ("reward", "step_time")
-"""The names of a step's reward and seconds in each log."""
+"""Log keys for the reward and duration of a step."""
 
 
 def curve_of(log: Sequence[dict[str, Any]], reward: str, seconds: str) -> Curve:
-    """Return the curve of a trainer's own log; entries without a reward are skipped."""
+    """Return the curve in a trainer's log, skipping entries without a reward."""
     steps = [entry for entry in log if reward in entry]
     times = list(accumulate(float(entry[seconds]) for entry in steps))
     return Curve([*range(1, len(steps) + 1)], times, [float(entry[reward]) for entry in steps])
 
 
 def run(folder: Path, *command: object) -> None:
-    """Run a trainer's process with its output in ``output.log``, and end all its processes.
+    """Run a trainer process with its output in ``output.log``, then kill all of its children.
 
     Raises:
-        RunError: It failed, or took too long.
+        RunError: If it failed or took too long.
     """
     if not PYTHON.exists():
         raise RunError(
-            f"There is no {PYTHON.relative_to(ROOT)}. Make it first: "
+            f"{PYTHON.relative_to(ROOT)} does not exist. Create it with: "
             "python frameworks/make_environment.py trainers"
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -275,7 +275,7 @@ def run(folder: Path, *command: object) -> None:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and its whole session, which has Ray's processes as well."""
+    """Kill a process and its whole session, which includes Ray's processes."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -289,7 +289,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def ends_at(curve: Curve) -> float:
-    """Return the mean reward of the last steps."""
+    """Return the mean reward over the last steps."""
     return statistics.fmean(curve.scores[-LAST:])
 
 
@@ -300,8 +300,8 @@ def step_seconds(curve: Curve) -> list[float]:
 
 
 def table(found: dict[str, list[Curve]]) -> Table:
-    """Return the table of results, one row per trainer."""
-    shown = Table(title="identity: mean reward of an episode in training")
+    """Return the results table, with one row per trainer."""
+    shown = Table(title="identity: mean training reward per episode")
     for column in ("trainer", "seeds", "steps", "first step", f"last {LAST} steps", "s per step"):
         shown.add_column(column, no_wrap=True)
     for name, several in found.items():
@@ -316,22 +316,22 @@ def table(found: dict[str, list[Curve]]) -> Table:
 
 NAMES = {
     "cookbook": "Cookbook, evert's engine",
-    "own": "a loop of one's own, evert's engine",
+    "own": "custom loop, evert's engine",
     "verl": "verl, main_ppo",
     "trl": "TRL, GRPOTrainer",
 }
 
 
 def save(out: Path, figure: Path, found: dict[str, list[Curve]], failures: list[str]) -> None:
-    """Write ``trainers.json``, and the figure with one line per trainer, the mean over seeds."""
+    """Write ``trainers.json`` and a plot with one line per trainer (mean over seeds)."""
     out.mkdir(parents=True, exist_ok=True)
     runs = {name: [vars(curve) for curve in several] for name, several in found.items()}
     record = {"command": sys.argv, **origin(), "failures": failures, "runs": runs}
     (out / "trainers.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     lines = [(NAMES[name], mean(several)) for name, several in found.items() if several]
     if lines:
-        title = f"Identity, one agent under {len(lines)} trainers"
-        save_figure(draw_panel(title, "mean reward of an episode in training", lines), figure)
+        title = f"Identity: one agent, {len(lines)} trainers"
+        save_figure(draw_panel(title, "mean training reward per episode", lines), figure)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Many environments whose agents wait for a slow tool: the time of one step, in three ways.
+"""Compare vector environments whose agents wait for a slow tool.
 
     python benchmarks/vector.py [--quick]
 
-64 environments (16 with ``--quick``) of an agent that waits 50 ms between two model calls, either
-async, in ``asyncio.sleep``, or blocking, in ``time.sleep``:
+The agent waits 50 ms between model calls, either with ``asyncio.sleep`` or blocking with
+``time.sleep``. 64 environments (16 with ``--quick``) are stepped in three ways:
 
-- sync: Gymnasium's ``SyncVectorEnv``, one after the other;
-- async: Gymnasium's ``AsyncVectorEnv``, one process per environment;
-- ours: ``AgentVectorEnv``, on one event loop in one process.
+- sync: Gymnasium's ``SyncVectorEnv``, sequentially
+- async: Gymnasium's ``AsyncVectorEnv``, one process per environment
+- ours: ``AgentVectorEnv``, one event loop in one process
 
-The time is the median of the steps after the first two. The benchmark fails if ours is not 40 times
-as fast as sync with 64 environments (10 times with 16): a step of 80 ms with a tool of 50 ms.
+Times are medians over the steps after the first two. The benchmark fails if ours is not 40 times as
+fast as sync with 64 environments (10 times with 16). Both limits correspond to 80 ms per step.
 """
 
 import argparse
@@ -25,9 +25,9 @@ import gymnasium
 import evert
 
 TOOL = 0.05
-"""Seconds that the tool takes."""
+"""Duration of the tool in seconds."""
 STEP = 0.08
-"""Seconds that a step of all environments may take."""
+"""Maximum duration of a step of all environments, in seconds."""
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"vectorization_mode": "sync"},
     "async": {"vectorization_mode": "async", "vector_kwargs": {"shared_memory": False}},
@@ -46,7 +46,7 @@ async def waiting_agent(client: Any) -> float:
 
 
 def blocking_agent(client: Any) -> float:
-    """Do the same as a blocking agent, which runs in a thread."""
+    """Blocking version of ``waiting_agent``, which runs in a thread."""
     messages = [{"role": "user", "content": "Which tool?"}]
     while True:
         said = client.chat.completions.create(messages=messages)
@@ -56,7 +56,7 @@ def blocking_agent(client: Any) -> float:
 
 
 def seconds(id: str, mode: str, count: int, steps: int) -> float:
-    """Return the median seconds of a step of all environments."""
+    """Return the median duration of a step of all environments, in seconds."""
     envs = gymnasium.make_vec(id, num_envs=count, **MODES[mode])
     envs.reset(seed=0)
     times = []
@@ -69,7 +69,7 @@ def seconds(id: str, mode: str, count: int, steps: int) -> float:
 
 
 def main() -> int:
-    """Measure both agents; return 1 if the bar is missed."""
+    """Run the benchmark; return 1 if the speedup misses its target."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--quick", action="store_true", help="16 environments, few steps")
@@ -78,7 +78,7 @@ def main() -> int:
     bar = count * TOOL / STEP
     evert.register_agent("benchmark/Waiting-v0", waiting_agent)
     evert.register_agent("benchmark/Blocking-v0", blocking_agent)
-    print(f"one step of {count} environments, a tool of {TOOL * 1e3:.0f} ms")
+    print(f"one step of {count} environments with a {TOOL * 1e3:.0f} ms tool")
     missed = False
     for kind in ("Waiting", "Blocking"):
         id = f"benchmark/{kind}-v0"
@@ -87,8 +87,8 @@ def main() -> int:
         missed |= sync / ours < bar
         print(
             f"  {kind.lower():8}  sync {sync * 1e3:5.0f} ms, async {processes * 1e3:4.0f} ms, "
-            f"ours {ours * 1e3:3.0f} ms: {sync / ours:.1f} times as fast as sync (bar {bar:.0f}), "
-            f"{processes / ours:.1f} times as async"
+            f"ours {ours * 1e3:3.0f} ms: {sync / ours:.1f} times sync's speed (target {bar:.0f}), "
+            f"{processes / ours:.1f} times as fast as async"
         )
     return int(missed)
 

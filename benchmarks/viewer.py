@@ -1,12 +1,12 @@
-"""``evert view`` with many episodes, and during a run.
+"""Benchmark ``evert view`` with many episodes, and while a run is training.
 
     python benchmarks/viewer.py [--quick] [--episodes 100000] [--steps 120]
 
-The first part writes that many rollouts of guess-number, played by a script, as a run of 100 steps
-of groups of eight. It requests each of the viewer's views, first while the index is being built,
-then with a complete index. The second part trains identity with the defaults, and sends a viewer
-the requests of its page: the state every two seconds, and the run's view when it has changed, but
-no earlier than the last response allows. A missed bar fails the benchmark.
+The first part writes scripted guess-number rollouts to disk, as a run of 100 steps with groups of
+eight. It then requests every view, first while the index is being built and then with a complete
+index. The second part trains identity with the default settings while a viewer receives the
+requests that its web page would send: the state every two seconds, and the run view after changes,
+but no earlier than the previous response allows. The benchmark fails if a result misses its target.
 """
 
 import argparse
@@ -36,20 +36,20 @@ BARS = {"opens": 2.0, "a view": 0.3, "memory": 300.0, "share": 0.01}
 
 
 class Page:
-    """A browser's requests to a viewer's process."""
+    """Sends the requests of a browser to a viewer process."""
 
     def __init__(self, link: str, process: psutil.Process) -> None:
         self.address, _, token = link.partition("?token=")
         self.process, self._allowed = process, {"Authorization": f"Bearer {token}"}
 
     def get(self, what: str) -> tuple[Any, float]:
-        """Return a response, and the seconds after which to request it again."""
+        """Return the response and the number of seconds to wait before the next request."""
         asked = urllib.request.Request(f"{self.address}api/{what}", headers=self._allowed)
         with urllib.request.urlopen(asked) as answer:
             return json.loads(answer.read()), float(answer.headers["Evert-Again"])
 
     def seconds(self, what: str, repeats: int = REPEATS) -> list[float]:
-        """Return the seconds of each of ``repeats`` equal requests."""
+        """Send the same request ``repeats`` times; return how long each took."""
         found = []
         for _ in range(repeats):
             before = time.perf_counter()
@@ -60,7 +60,7 @@ class Page:
 
 @contextmanager
 def viewer(folder: Path, cache: Path) -> Iterator[Page]:
-    """Start a viewer of a folder in another process."""
+    """Start a viewer for a folder in another process."""
     command = [sys.executable, "-m", "evert.trainers.cli", "view", str(folder)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -72,7 +72,7 @@ def viewer(folder: Path, cache: Path) -> Iterator[Page]:
 
 
 def write_run(folder: Path, episodes: int) -> None:
-    """Write a run of ``episodes`` records: some episodes are played, and written repeatedly."""
+    """Write a run with ``episodes`` records, by playing a few and writing them repeatedly."""
     recorder = Recorder(folder / "played.jsonl")
     policy = ScriptedPolicy(lambda prompt: f"Guess: {len(prompt) * 7919 % 1024}")
     from tinker_cookbook.rl.rollouts import do_group_rollout
@@ -99,7 +99,7 @@ def write_run(folder: Path, episodes: int) -> None:
 
 
 def many(episodes: int, home: Path) -> dict[str, float]:
-    """Return the seconds of each view, and the memory of the viewer's process."""
+    """Return how long each view takes, and the memory of the viewer process."""
     run = home / "runs" / "many"
     run.mkdir(parents=True)
     write_run(run, episodes)
@@ -135,7 +135,7 @@ def many(episodes: int, home: Path) -> dict[str, float]:
 
 
 def beside(steps: int, home: Path) -> dict[str, float]:
-    """Return the processor time of a run, and of a viewer that is used meanwhile."""
+    """Return the CPU time of a run, and of a viewer that is used meanwhile."""
     folder = home / "beside"
     folder.mkdir()
     command = [sys.executable, "-m", "evert.trainers.cli", "train", "env=identity"]
@@ -161,14 +161,14 @@ def beside(steps: int, home: Path) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, and print the table; return 1 if a bar is missed."""
+    """Run the benchmark; return 1 if a result misses its target."""
     about = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    about.add_argument("--quick", action="store_true", help="1,000 episodes and a run of 4 steps")
-    about.add_argument("--episodes", type=int, default=100_000, help="recorded episodes (100,000)")
-    about.add_argument("--steps", type=int, default=120, help="steps of the second part (120)")
+    about.add_argument("--quick", action="store_true", help="1,000 episodes, a 4-step run")
+    about.add_argument("--episodes", type=int, default=100_000, help="default: 100,000")
+    about.add_argument("--steps", type=int, default=120, help="steps of the run (default: 120)")
     given = about.parse_args(argv)
     sizes = (1_000, 4) if given.quick else (given.episodes, given.steps)
-    table = Table("what", "measured", "bar")
+    table = Table("what", "measured", "target")
     with tempfile.TemporaryDirectory() as home:
         found = many(sizes[0], Path(home)) | beside(sizes[1], Path(home))
     missed = []
@@ -178,9 +178,9 @@ def main(argv: list[str] | None = None) -> int:
         bar = next((BARS[kind] for kind, holds in kinds.items() if holds), None)
         table.add_row(name, f"{value:,.3f}", "" if bar is None else f"{bar:g}")
         if bar is not None and value > bar:
-            missed.append(f"{name}: {value:,.3f} of {bar:g}")
+            missed.append(f"{name}: {value:,.3f}, target {bar:g}")
     Console().print(table)
-    print(f"seconds unless the row says otherwise; for views the slowest of {REPEATS}")
+    print(f"in seconds unless the row states otherwise; views: slowest of {REPEATS} requests")
     for each in missed:
         print(f"FAILED {each}", file=sys.stderr)
     return int(bool(missed))

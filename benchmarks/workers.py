@@ -1,16 +1,17 @@
-"""Rollouts in workers: the speed-up of more processes, their cost, and what a killed worker loses.
+"""Measure rollouts in worker processes: speedup, overhead, and recovery from killed workers.
 
     python benchmarks/workers.py [--quick]                     # a pool of processes
     .frameworks/trainers/bin/python benchmarks/workers.py --ray
 
-Each part is ``rl.train.main``, unchanged, with the embedded engine on one thread:
+Each part runs the unmodified ``rl.train.main`` with the embedded engine on one thread:
 
-- heavy: an agent that computes for 50 ms per episode, on one worker and on two;
-- plain: identity, in this process and on two workers;
-- killed: ten steps, in each of which one worker is killed; every group must come back.
+- heavy: an agent that computes for 50 ms per episode, on one worker and on two
+- plain: identity, in this process and on two workers
+- killed: ten steps in which one worker is killed each time; every group must still complete
 
-Times are the seconds of a step's rollouts (``time/sampling``): the median of the steps after the
-first two, in which workers start. A missed bar fails the benchmark.
+Times are the seconds that a step spends on rollouts (``time/sampling``), as the median over all
+steps but the first two, in which the workers start. The benchmark fails if a result misses its
+target.
 """
 
 import argparse
@@ -36,13 +37,13 @@ from evert.trainers.training.cookbook import cookbook_config
 
 GROUPS, SIZE = 16, 8
 BURN = 0.05
-"""Seconds of CPU time per episode."""
+"""CPU seconds per episode."""
 BAR = 1.8
-"""How many times faster two workers must be than one."""
+"""Minimum speedup from one to two workers."""
 
 
 def identity(burn: float = 0.0, dying: Path | None = None) -> Callable[..., Any]:
-    """Return an agent that computes; it kills its worker if ``dying`` has a file for the task."""
+    """Return an agent that burns CPU. It kills its worker if ``dying`` has a file for the task."""
 
     def work(task: int) -> None:
         end = time.thread_time() + burn
@@ -63,7 +64,7 @@ def identity(burn: float = 0.0, dying: Path | None = None) -> Callable[..., Any]
 
 
 def executor_of(kind: str, workers: int) -> Any:
-    """Return workers of a kind; none for 0."""
+    """Return an executor with the given workers, or a null context for 0 workers."""
     if not workers:
         return nullcontext()
     if kind == "ray":
@@ -74,7 +75,7 @@ def executor_of(kind: str, workers: int) -> Any:
 
 
 def run(agent: Any, kind: str, workers: int, steps: int) -> tuple[list[dict[str, Any]], int]:
-    """Train; return the metrics of each step, and how many groups were lost."""
+    """Train; return the metrics of each step and the number of lost groups."""
     folder = Path(tempfile.mkdtemp(prefix="evert-workers-"))
     settings = TrainSettings(
         agent=agent, train_tasks=range(GROUPS * steps), steps=steps, batch_size=GROUPS,
@@ -93,31 +94,31 @@ def run(agent: Any, kind: str, workers: int, steps: int) -> tuple[list[dict[str,
 
 
 def seconds(rows: list[dict[str, Any]]) -> float:
-    """Return the median seconds of a step's rollouts, without the first two steps."""
+    """Return the median seconds of rollouts per step, excluding the first two steps."""
     return float(statistics.median(row["time/sampling"] for row in rows[2:]))
 
 
 def heavy(kind: str, steps: int, pairs: int) -> float:
-    """Return how many times faster two workers are than one: the median over pairs of runs."""
+    """Return the speedup from one to two workers, as the median over pairs of runs."""
     found = [
         [seconds(run(identity(BURN), kind, n, steps)[0]) for n in (1, 2)] for _ in range(pairs)
     ]
     gains = [one / two for one, two in found]
     here = seconds(run(identity(BURN), kind, 0, steps)[0])
-    print(f"{BURN * 1e3:.0f} ms of CPU per episode, {GROUPS * SIZE} episodes: here {here:.2f} s")
+    print(f"{BURN * 1e3:.0f} ms of CPU per episode, {GROUPS * SIZE} episodes: local {here:.2f} s")
     for one, two in found:
         print(f"  one worker {one:.2f} s, two {two:.2f} s: {one / two:.2f} times")
     return statistics.median(gains)
 
 
 def plain(kind: str, steps: int) -> None:
-    """Measure identity in this process and on two workers."""
+    """Measure identity in process and on two workers."""
     here, there = [seconds(run(identity(), kind, n, steps)[0]) for n in (0, 2)]
-    print(f"plain identity, {GROUPS * SIZE} episodes: here {here:.2f} s, two workers {there:.2f} s")
+    print(f"identity, {GROUPS * SIZE} episodes: local {here:.2f} s, two workers {there:.2f} s")
 
 
 def killed(kind: str, steps: int) -> int:
-    """Return how many steps are complete although a worker is killed in each."""
+    """Return how many steps are complete even though a worker is killed in each."""
     dying = Path(tempfile.mkdtemp(prefix="evert-dying-"))
     for step in range(steps):
         (dying / str(step * GROUPS)).touch()
@@ -129,11 +130,11 @@ def killed(kind: str, steps: int) -> int:
 
 
 def main() -> int:
-    """Run the parts; return 1 if a bar is missed."""
+    """Run the parts; return 1 if a result misses its target."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--ray", action="store_true", help="Ray's actors instead of a pool")
-    parser.add_argument("--quick", action="store_true", help="few steps, and one pair of runs")
+    parser.add_argument("--ray", action="store_true", help="use Ray actors instead of a pool")
+    parser.add_argument("--quick", action="store_true", help="few steps, one pair of runs")
     given = parser.parse_args()
     logging.disable(logging.INFO)
     kind = "ray" if given.ray else "pool"
@@ -141,7 +142,7 @@ def main() -> int:
     gain = heavy(kind, steps, 1 if given.quick else 3)
     plain(kind, steps)
     came_back = killed(kind, deaths)
-    print(f"{kind}: {gain:.2f} times (bar {BAR}); {came_back} of {deaths} steps")
+    print(f"{kind}: {gain:.2f} times (target {BAR}); {came_back} of {deaths} steps")
     return int(gain < BAR or came_back < deaths)
 
 

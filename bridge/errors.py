@@ -1,13 +1,13 @@
-"""``EvertError``, the base class of evert's errors, and the errors of the bridge.
+"""``EvertError``, the base class of all evert errors, and the errors raised by the bridge.
 
-An agent ends in one of three ways: it returns (later calls raise ``EpisodeEndedError``), its Env is
-closed (``EnvClosedError``), or it raises (``AgentError``). Each class has a standard-library
-parent and can be pickled; its message says what we got, what was expected and what to do next. For
-a request that the Env cannot serve, the agent gets the OpenAI SDK's own ``BadRequestError``
-(``chat/bad_requests.py``), because agents already catch that class.
+An agent can stop in three ways: it returns (later calls raise ``EpisodeEndedError``), its Env is
+closed (``EnvClosedError``), or it raises (``AgentError``). Every class also inherits from a
+standard-library exception and can be pickled. Messages state what we got, what was expected and
+what to do next. If the Env cannot serve a request, the agent gets the OpenAI SDK's own
+``BadRequestError`` (``chat/bad_requests.py``), because agents already catch that class.
 
-``AgentAborted`` is a ``BaseException``, not an ``EvertError``, so that it also ends an agent that
-keeps calling in a loop with ``except Exception`` after its Env was closed.
+``AgentAborted`` derives from ``BaseException`` rather than ``EvertError``, so that it also stops an
+agent that keeps calling the model in an ``except Exception`` loop after its Env was closed.
 """
 
 from collections.abc import Iterable
@@ -15,29 +15,29 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, ClassVar
 
-NEEDS_UNIX = "needs Linux or macOS, and this is Windows. Run evert in WSL."
-"""Follows the name of a feature that does not work on Windows."""
+NEEDS_UNIX = "needs Linux or macOS, but this is Windows. Run evert in WSL."
+"""The end of error messages about features that do not work on Windows."""
 
 SIMILAR = 0.5
-"""Minimum similarity (``difflib``'s ratio) of a name that a "Did you mean" hint suggests."""
+"""How similar (``difflib`` ratio) a name must be for "Did you mean" to suggest it."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the most similar name; "" if no name is similar enough."""
+    """Return the most similar name, or "" if no name is similar enough."""
     return next(iter(get_close_matches(name, [*names], n=1, cutoff=SIMILAR)), "")
 
 
 def did_you_mean(name: str, names: Iterable[str], form: str = "{!r}") -> str:
-    """Return " Did you mean 'NAME'?" with the most similar name; "" if no name is similar enough.
+    """Return " Did you mean 'NAME'?" for the most similar name, or "" if none is similar enough.
 
-    ``form`` shows how to type the name, for example "env={}".
+    ``form`` is a template for the suggestion, for example "env={}".
     """
     match = nearest(name, names)
     return f" Did you mean {form.format(match)}?" if match else ""
 
 
 class EvertError(Exception):
-    """Base class of every error that evert raises deliberately."""
+    """Base class of all errors that evert raises on purpose."""
 
 
 class InvalidAgentError(EvertError, TypeError):
@@ -49,16 +49,17 @@ class RewardError(EvertError, ValueError):
 
 
 class AgentError(EvertError, RuntimeError):
-    """The agent raised an exception; ``__cause__`` is that exception, with its traceback.
+    """The agent raised an exception, which is available as ``__cause__`` with its traceback.
 
-    The class is named after it (``AgentError.KeyError``): the Cookbook counts by class name.
+    The class name includes the type of the exception (``AgentError.KeyError``), because the
+    Cookbook counts errors by class name.
     """
 
     cause_name: ClassVar[str] = ""
 
     @staticmethod
     def of(cause_name: str, message: str) -> "AgentError":
-        """Return the error for an agent's exception of the class ``cause_name``."""
+        """Create the error for an agent that raised an exception of class ``cause_name``."""
         return _agent_error_class(cause_name)(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,11 +74,11 @@ def _agent_error_class(cause_name: str) -> type[AgentError]:
 
 
 class AgentTimeoutError(EvertError, TimeoutError):
-    """The agent neither called the model nor ended within ``agent_timeout`` seconds."""
+    """The agent neither called the model nor finished within ``agent_timeout`` seconds."""
 
 
 class CommandError(EvertError, RuntimeError):
-    """The command of an agent could not be run."""
+    """An agent's command could not be run."""
 
 
 class McpError(EvertError, RuntimeError):
@@ -85,19 +86,19 @@ class McpError(EvertError, RuntimeError):
 
 
 class EnvStateError(EvertError, RuntimeError):
-    """A method of an Env was called in a state that does not allow the call."""
+    """An Env method was called while the Env was in the wrong state for it."""
 
 
 class EnvClosedError(EvertError, RuntimeError):
-    """The Env was closed, so its agent cannot call the model and ``step`` cannot be called."""
+    """The Env was closed, so the agent can no longer call the model and ``step`` cannot be used."""
 
 
 class EpisodeEndedError(EvertError, RuntimeError):
-    """A model call arrived after the agent function had ended."""
+    """The model was called after the agent function had finished."""
 
 
 class BlockingCallError(EvertError, RuntimeError):
-    """A blocking model call was made on the event loop that has to answer it."""
+    """A blocking model call was made on the same event loop that has to answer it."""
 
 
 class RendererMismatchError(EvertError, ValueError):
@@ -105,15 +106,15 @@ class RendererMismatchError(EvertError, ValueError):
 
 
 class InvalidActionError(EvertError, ValueError):
-    """The action of a ``step`` does not consist of token ids."""
+    """The action passed to ``step`` is not a list of token ids."""
 
 
 class UnsupportedPromptError(EvertError, ValueError):
-    """A prompt or stop condition contains something, such as an image, that is not supported."""
+    """A prompt or stop condition contains something unsupported, such as an image."""
 
 
 class InvalidModelError(EvertError, TypeError):
-    """A model is of the wrong kind, has the policy's name, or cannot be loaded."""
+    """A model has the wrong type, uses the policy's name, or cannot be loaded."""
 
 
 class MissingPackageError(EvertError, ImportError):
@@ -121,35 +122,35 @@ class MissingPackageError(EvertError, ImportError):
 
 
 class InvalidDatasetError(EvertError, ValueError):
-    """The tasks or sizes of a dataset are invalid."""
+    """A dataset has invalid tasks or sizes."""
 
 
 class AdvantagesError(EvertError, ValueError):
-    """Advantages do not have the shape of their episodes, or are not numbers."""
+    """Advantages do not match the shape of their episodes, or are not numbers."""
 
 
 class RecordError(EvertError, ValueError):
-    """The data is not a record of a rollout, or is a record of a different version."""
+    """The data is not a rollout record, or was written in a different format version."""
 
 
 class ReplayError(EvertError, RuntimeError):
-    """A replayed agent behaved differently from its record."""
+    """A replayed agent did not behave as recorded."""
 
 
 class EnvCheckError(EvertError, RuntimeError):
-    """``check_env`` found that an environment breaks a rule."""
+    """``check_env`` found that an environment breaks one of its rules."""
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's message, or a note if its ``__str__`` raises."""
+    """Return an exception's message, or a placeholder if its ``__str__`` raises."""
     try:
         return str(error)
-    except BaseException as broken:  # an agent's own exception may do anything
+    except BaseException as broken:  # a custom exception class can raise anything here
         return f"(its message cannot be read: {type(broken).__name__})"
 
 
 def repr_of(value: object) -> str:
-    """Return the first 200 characters of a value's ``repr``, or a note if its ``repr`` raises."""
+    """Return the first 200 characters of ``repr(value)``, or a placeholder if that raises."""
     try:
         return f"{value!r:.200}"
     except Exception as broken:
@@ -157,4 +158,4 @@ def repr_of(value: object) -> str:
 
 
 class AgentAborted(BaseException):
-    """Ends an agent that keeps calling after its Env was closed."""
+    """Stops an agent that keeps calling the model after its Env was closed."""

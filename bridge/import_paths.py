@@ -1,7 +1,8 @@
 """Import paths: settings refer to agents, tasks and other objects as ``package.module:name``.
 
-A path may also call a class that has ``from_path = True``, with literals as arguments. Other calls
-are refused, because a path may come from an untrusted source, such as another user's run folder.
+A path may also call a class that sets ``from_path = True``, with literals as arguments. All other
+calls are rejected, because the path may be untrusted, for example if it was read from another
+user's run folder.
 
     evert:GymAgent('FrozenLake-v1', is_slippery=False)
 """
@@ -17,7 +18,7 @@ from evert.bridge.tracebacks import own_frames
 
 
 def resolve(path: str, kind: str, error: type[EvertError]) -> Any:
-    """Return the object at an import path; ``kind`` names it in error messages ("agent")."""
+    """Import the object at a path. ``kind`` (e.g. "agent") is its name in error messages."""
     module, _, name = path.partition(":")
     if not module or not name:
         file = ", or an existing file or folder" if kind in ("tasks", "demonstrations") else ""
@@ -39,12 +40,12 @@ def resolve(path: str, kind: str, error: type[EvertError]) -> Any:
         hint = f" Did you mean {dotted}:{name}?" if dotted else _hidden_file(module)
         raise error(
             f"No {kind} at {path!r}: {cause}.{hint} Expected an importable 'package.module:name'; "
-            "modules are searched for in the current folder and the installed packages."
+            "modules are looked up in the current folder and the installed packages."
         ) from cause
 
 
 def _hidden_file(module: str) -> str:
-    """Return a sentence if another module hides a file in the current folder; else ""."""
+    """Return a hint if an installed or imported module shadows a file in the current folder."""
     top = module.partition(".")[0]
     files = [file for file in (Path(f"{top}.py"), Path(top, "__init__.py")) if file.is_file()]
     if not files or top not in sys.modules:
@@ -53,28 +54,28 @@ def _hidden_file(module: str) -> str:
     if imported is not None and Path(imported).resolve() == files[0].resolve():
         return ""
     return (
-        f" {top} is {imported or 'a module of Python itself'}, which comes before {files[0]} in "
-        "the current folder: give your file another name."
+        f" {top} was imported from {imported or 'Python itself'}, which takes precedence over "
+        f"{files[0]} in the current folder. Rename your file."
     )
 
 
 def _advice(cause: BaseException) -> str:
-    """Return advice on an exception raised while importing a module."""
+    """Return advice on how to fix an exception raised while importing a module."""
     if isinstance(cause, SyntaxError):
-        return f"Correct {cause.filename}, line {cause.lineno}."
+        return f"Fix the syntax error in {cause.filename}, line {cause.lineno}."
     if isinstance(cause, ImportError):
         return (
-            "Correct that import, start evert in the module's folder, or install the module's "
-            f"package into this Python, {sys.executable}."
+            "Fix that import, run evert from the folder that contains the module, or install the "
+            f"missing package for this Python ({sys.executable})."
         )
     return (
-        "Importing a module runs it. Provide what it needs (such as a key in the environment), and "
-        "put a script's main code under `if __name__ == '__main__':`."
+        "Importing a module runs its code. Provide what it needs (for example, an API key in the "
+        "environment), and move a script's main code under `if __name__ == '__main__':`."
     )
 
 
 def _evaluate(module: str, expression: str) -> Any:
-    """Evaluate a name, attributes and calls with literals; raise ValueError for anything else."""
+    """Evaluate names, attributes and calls with literals. Anything else raises ValueError."""
 
     def value_of(node: ast.expr) -> Any:
         match node:
@@ -86,8 +87,8 @@ def _evaluate(module: str, expression: str) -> Any:
                 target = value_of(called)
                 if not (isinstance(target, type) and getattr(target, "from_path", False)):
                     raise ValueError(
-                        f"{ast.unparse(called)} cannot be called in a path: it is not a class with "
-                        "from_path = True"
+                        f"{ast.unparse(called)} cannot be called in a path because it is not a "
+                        "class with from_path = True"
                     )
                 keywords = {
                     option.arg or "**": ast.literal_eval(option.value) for option in options
@@ -99,12 +100,12 @@ def _evaluate(module: str, expression: str) -> Any:
         return value_of(ast.parse(expression, mode="eval").body)
     except SyntaxError as error:
         raise ValueError(
-            f"{expression!r} is not an expression; expected a call that makes an object, like a "
-            "dataclass's repr"
+            f"{expression!r} is not a valid expression; expected a call that creates an object, "
+            "like the repr of a dataclass"
         ) from error
 
 
 def place_of(error: BaseException) -> str:
-    """Return where an exception last passed through the user's code; "" if it did not."""
+    """Return where an exception last passed through the user's code, or "" if it did not."""
     frames = own_frames(error)
     return f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""

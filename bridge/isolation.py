@@ -1,16 +1,16 @@
-"""Isolates: processes for code that runs on a model's output, such as a third party's scorer.
+"""Isolates: sandboxed processes for code that handles a model's output, such as a scorer.
 
     async with isolate(make, *arguments) as call:
         value = await call(*more)
 
-An answer of 13 characters can keep sympy busy for minutes, and ``eval`` runs any code in an answer.
-So ``make(*arguments)`` runs once in a server process (``isolation_server.py``), and each isolate is
-a fork of that process, without a network and with limits on time and memory. An answer can damage
-only its own isolate, and does not block the event loop. Each process starts one server, when it
-opens its first isolate.
+An answer of 13 characters can keep sympy busy for minutes, and a scorer that calls ``eval`` runs
+whatever code an answer contains. So ``make(*arguments)`` runs once in a server process
+(``isolation_server.py``), and each isolate is a fork of that process, with no network access and
+with limits on time and memory. A malicious answer can only damage its own isolate, and it does not
+block the event loop. Each process starts one server, when it opens its first isolate.
 
-Agents, tasksets and trainers all use isolates, so this file is at the bottom of the bridge, next
-to ``off_loop``. In this file: errors, isolates, the server.
+Agents, tasksets and trainers all use isolates, so this file sits at the bottom of the bridge, next
+to ``off_loop``. It contains the errors, the isolates, and the client side of the server.
 """
 
 import asyncio
@@ -35,16 +35,16 @@ from evert.bridge.errors import NEEDS_UNIX, EvertError
 from evert.bridge.off_loop import acquire, off_loop
 
 SECONDS = 3.0
-"""Maximum seconds for a call."""
+"""Maximum duration of a call, in seconds."""
 
 LONGEST_RESULT = 2**22
 """Maximum size of a result, in bytes."""
 
 AT_ONCE = min(os.cpu_count() or 1, 8)
-"""Maximum number of calls that compute at the same time; further calls wait."""
+"""Maximum number of calls that run in parallel; additional calls wait."""
 
 STOPPED = "scorer_stopped"
-"""Metric of agents whose scorer runs in an isolate: 1 if it exceeded its limits, else 0."""
+"""Metric logged by agents whose scorer runs in an isolate: 1 if it hit a limit, 0 otherwise."""
 
 _VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a fork has only one thread
@@ -52,16 +52,16 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a fork ha
 Make = Callable[..., Callable[..., Any]]
 """A module-level function that returns the function to call.
 
-It runs in the server, once per set of arguments, and must not read a model's output.
+It runs in the server process, once per set of arguments, so it must not handle a model's output.
 """
 
 
 class IsolateError(EvertError, RuntimeError):
-    """The function of an isolate raised, or could not be made."""
+    """The function that runs in an isolate raised, or could not be created."""
 
 
 class IsolateLimitError(IsolateError, TimeoutError):
-    """A call in an isolate took too much time or memory, or ended its process."""
+    """A call in an isolate used too much time or memory, or its process exited."""
 
 
 # -- isolates ------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class IsolateLimitError(IsolateError, TimeoutError):
 
 @asynccontextmanager
 async def isolate(make: Make, *arguments: Any) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Keep an ``Isolate`` open during a block; yield its ``call`` as a coroutine function."""
+    """Open an ``Isolate`` for an ``async with`` block. Yields ``call`` as a coroutine function."""
     run = partial(asyncio.get_running_loop().run_in_executor, _threads())
     making = run(partial(Isolate, make, *arguments))
     process = await acquire(making, lambda process: off_loop(process.close))
@@ -80,7 +80,7 @@ async def isolate(make: Make, *arguments: Any) -> AsyncIterator[Callable[..., Aw
 
 
 def import_function(path: str, *example: Any) -> Callable[..., Any]:
-    """Import and return a function, for ``make``; call it once, so that it does its imports."""
+    """Import a function for ``make``, and call it once to trigger its lazy imports."""
     function: Callable[..., Any] = resolve_name(path)
     with suppress(Exception):
         function(*example)
@@ -88,13 +88,13 @@ def import_function(path: str, *example: Any) -> Callable[..., Any]:
 
 
 async def isolated_score(client: Any, scorer: tuple[Make, *tuple[Any, ...]], *answer: Any) -> Any:
-    """Call a scorer once; return its result, or None if it raises or exceeds the limits.
+    """Call a scorer once and return its result, or None if it raises or exceeds a limit.
 
     Args:
-        client: The agent's client. Its metric ``scorer_stopped`` is 1 if the scorer exceeded the
-            limits, which is logged, and otherwise 0.
-        scorer: Arguments of ``isolate``.
-        *answer: Arguments of the scorer.
+        client: The agent's client. The metric ``scorer_stopped`` is set to 1 if the scorer
+            exceeded a limit (the reason is logged as well), and to 0 otherwise.
+        scorer: Arguments for ``isolate``.
+        *answer: Arguments for the scorer.
     """
     value, stopped = None, 0.0
     async with isolate(*scorer) as call:
@@ -104,17 +104,19 @@ async def isolated_score(client: Any, scorer: tuple[Make, *tuple[Any, ...]], *an
             client.log(scorer=str(error))
             stopped = 1.0
         except IsolateError:
-            pass  # the scorer does not understand the answer
+            pass  # the scorer cannot parse the answer
     client.metric(STOPPED, stopped)
     return value
 
 
 class Isolate:
-    """A process that calls one function. The methods block; ``isolate`` is the async interface.
+    """A process that calls one function.
+
+    All methods block. Use ``isolate`` in async code.
 
     Args:
-        make: Makes the function.
-        *arguments: Arguments of ``make``; they must be picklable.
+        make: Creates the function.
+        *arguments: Arguments for ``make``; they must be picklable.
 
     Raises:
         IsolateError: ``make`` raised, or no process could be started.
@@ -123,7 +125,7 @@ class Isolate:
     def __init__(self, make: Make, *arguments: Any) -> None:
         start = _message((make, arguments))
         self._calling = threading.Lock()
-        for _ in range(2):  # the server may just have ended
+        for _ in range(2):  # retry once: the server may just have exited
             server = self._begin(start)
             if (answer := self._answer(None)) is not None:
                 break
@@ -131,7 +133,7 @@ class Isolate:
             server.end()
         else:
             raise IsolateError(
-                f"The process that forks isolates ended while it called {make.__qualname__}. Check "
+                f"The process that forks isolates exited while calling {make.__qualname__}. Check "
                 "that there is enough memory."
             )
         if "error" in answer:
@@ -139,7 +141,7 @@ class Isolate:
             raise IsolateError(f"{make.__qualname__} raised in an isolate: {answer['error']}")
 
     def _begin(self, start: bytes) -> "_ForkServer":
-        """Have the server fork a process, and return the server."""
+        """Ask the server to fork a process, and return the server."""
         server = _server()
         self._socket, remote = socket.socketpair()
         self._life, end = socket.socketpair()
@@ -153,8 +155,8 @@ class Isolate:
 
         Raises:
             IsolateError: The function raised.
-            IsolateLimitError: The call took more than ``SECONDS`` or too much memory, or ended the
-                process. Later calls raise it immediately.
+            IsolateLimitError: The call took longer than ``SECONDS``, used too much memory, or made
+                the process exit. Later calls raise this error immediately.
         """
         message, deadline = _message(args), time.monotonic() + SECONDS
         with self._calling:
@@ -167,14 +169,15 @@ class Isolate:
             if answer is None:
                 self._end()
                 raise IsolateLimitError(
-                    f"A call took more than {SECONDS:g} s or too much memory, or ended its process."
+                    f"A call took longer than {SECONDS:g} s, used too much memory, or made its "
+                    "process exit."
                 )
         if "error" in answer:
             raise IsolateError(str(answer["error"]))
         return answer.get("value")
 
     def _answer(self, deadline: float | None) -> dict[str, Any] | None:
-        """Return the process's next answer; None if it is late or too long."""
+        """Return the next answer from the process, or None if it is late or too long."""
         line = bytearray()
         try:
             while not line.endswith(b"\n"):
@@ -190,12 +193,12 @@ class Isolate:
         return answer if isinstance(answer, dict) else None
 
     def _end(self) -> None:
-        for end in (self._life, self._socket):  # takes effect in forks and other threads too
+        for end in (self._life, self._socket):  # shutdown also affects forks and other threads
             with suppress(OSError):  # already closed
                 end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         self._end()
         with self._calling:
             self._life.close()
@@ -204,14 +207,14 @@ class Isolate:
 
 def _message(content: Any) -> bytes:
     pickled = pickle.dumps(content)
-    return len(pickled).to_bytes(8, "big") + pickled  # as the server's ``HEADER`` reads it
+    return len(pickled).to_bytes(8, "big") + pickled  # the length prefix matches ``HEADER``
 
 
 # -- the server ----------------------------------------------------------------------------------
 
 
 class _ForkServer:
-    """The process that forks isolates for this one."""
+    """The server process that forks isolates for the current process."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -220,18 +223,18 @@ class _ForkServer:
         environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         with remote:
             self._process = subprocess.Popen(
-                # Without -P, files next to the script would hide packages.
+                # Without -P, files next to the script would shadow installed packages.
                 [sys.executable, "-P", script, str(remote.fileno()), str(self._owner)],
                 env=environment | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
                 pass_fds=[remote.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # so that Ctrl-C reaches only the trainer
+                start_new_session=True,  # Ctrl-C should only reach the trainer
             )
 
     def is_running(self) -> bool:
-        """Whether the server is running, and was started by this process, not by its parent."""
+        """Whether the server is running and was started by this process rather than a parent."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, channel: socket.socket, life: socket.socket) -> None:
@@ -263,7 +266,7 @@ def _server() -> _ForkServer:
 
 @atexit.register
 def end_server() -> None:
-    """End the server; the next isolate starts another one."""
+    """Stop the server. The next isolate starts a new one."""
     global _running
     with _lock:
         if _running is not None:
@@ -278,7 +281,7 @@ def _threads() -> ThreadPoolExecutor:
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()  # another thread may have held the old one
+    _lock = threading.Lock()  # the old lock may have been held by another thread
     _threads.cache_clear()
 
 

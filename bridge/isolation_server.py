@@ -1,18 +1,19 @@
-"""The process that forks isolates, which run code on a model's output.
+"""The process that forks isolates, which run code that handles a model's output.
 
     python -P isolation_server.py CONTROL TRAINER
 
-``isolation.py`` starts it, and for each isolate sends a byte with two sockets: a channel, and one
-that ends the isolate when it is closed. The first message on the channel says how to make the
-function. The server makes the function once, and each isolate inherits it through a fork, which
-takes milliseconds. Then the isolate reads calls and writes results. Only the trainer writes calls,
-which are pickles. Results are lines of JSON, so an answer that takes control of its isolate still
-cannot run code in the trainer.
+``isolation.py`` starts this script. To open an isolate, it sends one byte along with two sockets: a
+channel, and a socket that stops the isolate when it is closed. The first message on the channel
+describes how to create the function. The server creates it once, and every isolate inherits it
+through a fork, which takes milliseconds. The isolate then reads calls and writes results. Calls are
+pickles, which is safe because only the trainer writes them. Results are lines of JSON, so even if
+an answer compromises its isolate, it cannot run code in the trainer.
 
-In this file: the server, an isolate, its confinement. Only ``_confine`` differs by operating
-system. On Linux the kernel ends an isolate with its server, limits its memory, and refuses new
-sockets, processes, signals to others (seccomp) and file changes (Landlock). Elsewhere an audit hook
-refuses them if they go through Python's modules. To start fast, the server does not import evert.
+The file contains the server, the isolate and its sandbox. Only ``_confine`` depends on the
+operating system. On Linux, the kernel kills an isolate when its server exits, limits its memory,
+and blocks new sockets, new processes, signals to other processes (seccomp) and file changes
+(Landlock). On other systems, an audit hook blocks these as long as they go through Python's
+modules. The server does not import evert, so that it starts fast.
 """
 
 import ctypes
@@ -32,23 +33,23 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 BYTES = 2**30
-"""Maximum memory of an isolate, in addition to the server's."""
+"""Maximum memory of an isolate, on top of what it inherits from the server."""
 
 IDLE = 300
-"""Seconds after which a server without isolates ends; the next isolate starts another server."""
+"""Seconds after which a server with no isolates exits; the next isolate starts a new server."""
 
 LONGEST_CALL = 10
-"""Seconds after which the kernel ends an isolate's call, in case the server has been killed."""
+"""Seconds after which the kernel kills an isolate during a call, in case the server was killed."""
 
 HEADER = struct.Struct("!Q")
-"""The length of a message to an isolate, which is sent before the message."""
+"""The length prefix of every message to an isolate."""
 
 
 def main() -> None:
-    """Fork isolates until the trainer ends."""
+    """Fork isolates until the trainer exits."""
     control, trainer = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     functions: dict[bytes, Callable[..., Any]] = {}
-    isolates: dict[int, int] = {}  # socket -> the process that ends with it
+    isolates: dict[int, int] = {}  # socket -> the process to kill when the socket is closed
     poll = select.poll()
     poll.register(control, select.POLLIN)
     idle = 0
@@ -79,14 +80,14 @@ def _end(isolate: int) -> None:
 def _fork(
     channel: socket.socket, functions: dict[bytes, Callable[..., Any]], inherited: list[int]
 ) -> int:
-    """Fork an isolate; return its process id, or 0 if its function cannot be made."""
+    """Fork an isolate and return its process id, or 0 if its function cannot be created."""
     with channel.makefile("rb") as requests:
         name = _message(requests)
         try:
             if name not in functions:
                 make, arguments = pickle.loads(name)
                 functions[name] = make(*arguments)
-                gc.freeze()  # so that forks copy less memory
+                gc.freeze()  # forks then copy less memory
         except Exception as error:
             _answer(channel, _error(error))
             return 0
@@ -136,12 +137,12 @@ def _error(error: BaseException) -> bytes:
     return json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode()
 
 
-# -- its confinement -----------------------------------------------------------------------------
+# -- the sandbox ---------------------------------------------------------------------------------
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 22, 38, 2
 LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF = 444, 446
 FILES, TRUNCATE = 0x1FF2, 1 << 14
-"""Landlock's rights to write, make and remove files; ``TRUNCATE`` needs Landlock version 3."""
+"""Landlock rights to write, create and remove files; ``TRUNCATE`` requires Landlock version 3."""
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE, CLONE3, CLONE_THREAD = {"x86_64": 56, "aarch64": 220}, 435, 0x10000
@@ -153,10 +154,10 @@ REFUSED = {
 tgkill, rt_tgsigqueueinfo, prlimit64, process_vm_readv, process_vm_writev, execveat."""
 
 REFUSED_EVERYWHERE = (424, 425, 438)
-"""pidfd_send_signal, io_uring_setup, pidfd_getfd, which have these numbers on all architectures."""
+"""pidfd_send_signal, io_uring_setup, pidfd_getfd, with the same numbers on all architectures."""
 
 REFUSED_EVENTS = ("socket.", "subprocess.", "os.exec", "os.fork", "os.kill", "os.system")
-"""The audit events that the Python hook refuses if the kernel does not filter system calls."""
+"""The audit events that the Python hook blocks if the kernel does not filter system calls."""
 
 
 def _confine(server: int) -> None:
@@ -186,21 +187,22 @@ def _protect_files(kernel: ctypes.CDLL) -> None:
 
 
 def _filter_calls(kernel: ctypes.CDLL, machine: str) -> bool:
-    """Make the kernel refuse system calls; return whether that worked."""
+    """Make the kernel refuse unsafe system calls (``REFUSED``). Return whether that worked."""
     if machine not in REFUSED or sys.maxsize < 2**32:
         return False
     load, equal, above, any_of, leave = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, unknown = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
     numbers = REFUSED[machine] + REFUSED_EVERYWHERE
-    # An instruction: its code, how many instructions to skip if true and if false, its operand.
+    # Instruction format: opcode, instructions to skip if true, instructions to skip if false,
+    # operand.
     program = [
         (load, 0, 0, 4),  # the architecture
         (equal, 1, 0, ARCHITECTURES[machine]),
         (leave, 0, 0, refuse),
-        (load, 0, 0, 0),  # the call's number
-        (above, 0, 1, 0x40000000),  # x32 calls have different numbers
+        (load, 0, 0, 0),  # the system call number
+        (above, 0, 1, 0x40000000),  # x32 calls use different numbers
         (leave, 0, 0, refuse),
-        (equal, 0, 1, CLONE3),  # a filter cannot read its flags; libraries fall back to clone
+        (equal, 0, 1, CLONE3),  # filters cannot read its flags; libraries fall back to clone
         (leave, 0, 0, unknown),
         *(line for n in numbers for line in ((equal, 0, 1, n), (leave, 0, 0, refuse))),
         (equal, 0, 3, CLONE[machine]),
@@ -216,7 +218,7 @@ def _filter_calls(kernel: ctypes.CDLL, machine: str) -> bool:
 
 def _refuse(event: str, _: object) -> None:
     if event.startswith(REFUSED_EVENTS):
-        raise PermissionError(f"{event} is refused to code that runs on a model's output")
+        raise PermissionError(f"{event} is not allowed in code that handles a model's output")
 
 
 if __name__ == "__main__":

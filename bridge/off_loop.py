@@ -1,7 +1,7 @@
 """Keeps slow work off the event loop.
 
-evert's own slow work runs in a few threads (``off_loop``). Agent frameworks use the loop's default
-executor, which ``give_threads`` makes large enough.
+evert runs its own slow work in a few threads (``off_loop``). Agent frameworks use the loop's
+default executor, which ``give_threads`` makes large enough for them.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ Result = TypeVar("Result")
 Params = ParamSpec("Params")
 
 AGENT_THREADS = 1024
-"""Maximum number of threads that one event loop's agents may block; threads start when needed."""
+"""Maximum number of threads that the agents on one event loop can block; started on demand."""
 
 
 async def off_loop(
     work: Callable[Params, Result], *args: Params.args, **options: Params.kwargs
 ) -> Result:
-    """Run ``work`` in a thread, and wait for its result without blocking the event loop."""
+    """Run ``work`` in a thread and await its result without blocking the event loop."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(threads(2), partial(work, *args, **options))
 
 
 async def finished(work: Awaitable[Result]) -> Result:
-    """Wait for ``work`` to finish even if this wait is cancelled; then raise the cancellation."""
+    """Wait until ``work`` is done, even when cancelled; the cancellation is raised afterwards."""
     working, cancelled = asyncio.ensure_future(work), False
     while not working.done():
         try:
@@ -42,19 +42,22 @@ async def finished(work: Awaitable[Result]) -> Result:
 
 
 async def acquire(make: Awaitable[Result], undo: Callable[[Result], Awaitable[object]]) -> Result:
-    """Return the result of ``make``; if cancelled, wait for that result and ``undo`` it."""
+    """Return the result of ``make``. If cancelled, wait for that result and pass it to ``undo``."""
     making = asyncio.ensure_future(make)
     try:
         return await finished(making)
     except asyncio.CancelledError:
-        with suppress(Exception):  # ``make`` failed: nothing to undo
+        with suppress(Exception):  # if ``make`` failed, there is nothing to undo
             await finished(undo(making.result()))
         raise
 
 
 @cache
 def threads(count: int) -> ThreadPoolExecutor:
-    """Return a shared pool of ``count`` threads: waiting agents may fill the loop's own pool."""
+    """Return a shared pool of ``count`` threads.
+
+    The loop's own pool is not used, because waiting agents may occupy all of its threads.
+    """
     return ThreadPoolExecutor(count, thread_name_prefix="evert off loop")
 
 
@@ -63,19 +66,20 @@ if hasattr(os, "register_at_fork"):
 
 
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """Give an event loop's default executor enough threads for frameworks that block them.
+    """Make an event loop's default executor large enough for frameworks that block its threads.
 
-    By default it has only a few threads. Waiting agents would occupy all of them, and other agents
-    could never make the calls that the trainer waits for. An executor set by the user is kept.
+    By default, it has only a few threads. Waiting agents would occupy all of them, and other agents
+    could never make the calls that the trainer is waiting for. An executor that the user has set is
+    not replaced.
     """
-    # There is no public way to get a loop's executor or a pool's size.
+    # There is no public API for a loop's executor or a pool's size.
     executors = (obj for obj in gc.get_referents(loop) if isinstance(obj, Executor))  # for uvloop
     present = getattr(loop, "_default_executor", None) or next(executors, None)
     size = getattr(present, "_max_workers", 0)
     if present is None or (type(present) is ThreadPoolExecutor and size == _default_size()):
         loop.set_default_executor(ThreadPoolExecutor(AGENT_THREADS, thread_name_prefix="asyncio"))
         if present is not None:
-            present.shutdown(wait=False)  # the old pool still finishes its work
+            present.shutdown(wait=False)  # the old pool still finishes its pending work
 
 
 @cache

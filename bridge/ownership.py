@@ -1,6 +1,6 @@
-"""A context variable with the rollout that a task or thread belongs to.
+"""A context variable that tracks which rollout a task or thread belongs to.
 
-``bridge/clients/takeover.py`` explains when a claim begins, and how pools and threads inherit it.
+``bridge/clients/takeover.py`` explains when a claim starts and how pools and threads inherit it.
 """
 
 import contextvars
@@ -17,19 +17,19 @@ class Owner(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the rollout's agent has ended."""
+        """Whether the rollout's agent has finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A rollout's claim on a task or thread."""
 
-    owner: Callable[[], Owner | None]  # the rollout's API; None: the rollout no longer exists
-    is_lent: bool  # whether the claim ends when the agent ends
-    process: int  # id of the process in which the claim is valid; a fork copies all claims
+    owner: Callable[[], Owner | None]  # the rollout's API; None if the rollout no longer exists
+    is_lent: bool  # whether the claim expires when the agent finishes
+    process: int  # the process where the claim is valid (a fork also inherits its parent's claims)
 
     def lent(self) -> "Claim":
-        """Return the same claim, but one that ends with the agent and keeps no object alive."""
+        """Return a copy that expires with the agent and only has a weak reference to its owner."""
         owner = self.owner()
         if self.is_lent or owner is None:
             return self
@@ -37,11 +37,11 @@ class Claim:
 
 
 CLAIM: contextvars.ContextVar[Claim | None] = contextvars.ContextVar("evert_claim", default=None)
-"""The claim on the current task or thread; None if the task or thread belongs to no rollout."""
+"""The claim on the current task or thread; None if it does not belong to a rollout."""
 
 
 def current_owner() -> Owner | None:
-    """Return the API of the current task's or thread's rollout; None outside agents."""
+    """Return the API of the rollout that the current task or thread belongs to, if any."""
     claim = CLAIM.get()
     if claim is None or claim.process != os.getpid():
         return None
@@ -51,7 +51,7 @@ def current_owner() -> Owner | None:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """Take over no model calls inside the block, since evert itself calls a remote model there."""
+    """Disable take-over inside the block, in which evert itself calls a remote model."""
     token = CLAIM.set(None)
     try:
         yield

@@ -1,17 +1,17 @@
-"""Replaces keys and passwords in texts with marks such as ``[HF_TOKEN]``.
+"""Replaces keys and passwords in text with placeholders such as ``[HF_TOKEN]``.
 
-Text from outside evert is redacted before it goes into logs, errors, reports and run folders.
-Secrets are
+Any text that comes from outside evert is redacted before it is written to logs, errors, reports or
+run folders. The following count as secrets:
 
-- values of environment variables and of ``name=value`` arguments, and those given to
-  ``keep_secret``: the whole value if its name looks like a key's (``is_secret``), or the password
-  if the value is a URL;
-- rollout keys, and passwords in URLs (``://user:password@``), found by their form;
-- URL query fields (``?api_key=``), found by their names.
+- values of environment variables and of ``name=value`` command-line arguments, and values passed to
+  ``keep_secret``. If the value is a URL, only its password is a secret. Any other value is a secret
+  if its name looks like the name of a key (``is_secret``);
+- rollout keys, and passwords in URLs (``://user:password@``), recognised by their format;
+- URL query fields (``?api_key=``), recognised by their names.
 
-A value is found in plain text, and as JSON, ``repr`` and URLs escape it, but not in other forms
-(base64, a hash, fragments). Passwords under 8 characters and short plain words are not redacted,
-because that would redact ordinary text.
+A secret is found in plain text and in the escaped forms that JSON, ``repr`` and URLs use, but not
+in other encodings (base64, hashes, fragments). Passwords shorter than 8 characters and short plain
+words are not redacted, because ordinary text would be redacted too.
 """
 
 import json
@@ -28,15 +28,15 @@ SECRET_WORD = re.compile(
     r"[a-z]*(token|secret|password|passwd|credential|cookie)s?"
     r"|(api|access|auth|secret|private|master|license)?keys?|creds|passphrase|pass|pwd|auth|authorization|bearer|jwt|pat|sas|dsn|private"
 )
-"""A word that makes a name look like the name of a key."""
+"""Words that mark a name as the name of a key."""
 
 NO_SECRET = frozenset({"env", "file", "path", "dir", "folder", "name", "sock", "type", "url"})
-"""If a name ends with one of these words, its value is a key's location or kind, not the key."""
+"""If a name ends with one of these words, its value is the location or type of a key."""
 
 FOLDERS = frozenset({"PWD", "OLDPWD"})
 
 SHORTEST, SHORTEST_WORD = 8, 12
-"""Minimum length of a secret, and of a secret that has only letters or only digits."""
+"""Minimum length of a secret, and of a secret that consists only of letters or only of digits."""
 
 ROLLOUT_KEY = re.compile(r"(?<![\w-])evert-[\w-]{32}(?![\w-])")
 ROLLOUT_MARK = "[ROLLOUT_KEY]"
@@ -51,19 +51,19 @@ URL_FIELD = re.compile(r"(?<=[?&;#])([\w.-]+)=([^\s&#\"'<>\\]{8,})")
 """A URL query field and its value."""
 
 LONE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: text that contains one cannot be written to a file."""
+"""Half of a surrogate pair. Text that contains one cannot be written to a UTF-8 file."""
 
 LONGEST_KEY = 2**13
-"""How many characters before the kept end of a text to redact too: a secret may begin there."""
+"""How many characters before the part that is kept to search for the start of a secret."""
 
 _registered: dict[str, str] = {}
-_marks: list[tuple[str, str]] = []  # each spelling of a secret with its mark, longest first
+_marks: list[tuple[str, str]] = []  # (spelling of a secret, placeholder), longest first
 _variables: dict[Any, Any] = {}
-"""The environment that ``_marks`` were made from, in the system's encoding."""
+"""The environment from which ``_marks`` was built, in the system's encoding."""
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a setting's or variable's name looks like a key's name, and its value like a key."""
+    """Return whether a setting or variable is a secret, judging by its name and value."""
     words = re.findall("[a-z0-9]+", re.sub("([a-z])([A-Z])", r"\1_\2", name).lower())
     return (
         any(SECRET_WORD.fullmatch(word) for word in words)
@@ -75,18 +75,21 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def keep_secret(name: str, value: str) -> None:
-    """Redact a value from now on if its name looks like a key's; if it is a URL, its password."""
+    """Redact a value from now on if its name looks like the name of a key.
+
+    If the value is a URL, only its password is redacted, whatever the name.
+    """
     if _registered.get(name) != value and [*_secrets({name: value}.items())]:
         _registered[name] = value
         _variables.clear()
 
 
 def redacted(text: str) -> str:
-    """Return the text with a mark in place of every secret that this process knows."""
-    text = str.__str__(text)  # an agent's subclass of str may do anything
+    """Replace every secret that this process knows with a placeholder."""
+    text = str.__str__(text)  # an agent may pass a str subclass with overridden methods
     if not text.isascii():
         text = LONE.sub("\ufffd", text)
-    present = os.environ._data  # type: ignore[attr-defined]  # decoding takes longer
+    present = os.environ._data  # type: ignore[attr-defined]  # avoids decoding all variables
     if present != _variables:
         _learn(present)
     for spelling, mark in _marks:
@@ -109,12 +112,12 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def redacted_end(text: str, size: int) -> str:
-    """Return the last ``size`` characters of a text, redacted before cutting."""
+    """Return the last ``size`` characters of a text, redacted before it is cut."""
     return redacted(text[-size - LONGEST_KEY :])[-size:]
 
 
 def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an agent's logs, redacted by their text only, because the agent chooses the names."""
+    """Redact an agent's logs. The entries' names don't matter, because agents may use any name."""
     return {
         redacted(name): redacted(value) if isinstance(value, str) else value
         for name, value in logs.items()
@@ -122,7 +125,7 @@ def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redacted_tree(value: Any, name: str = "") -> Any:
-    """Return the value with its strings redacted; a string named like a key is fully replaced."""
+    """Redact all strings in a nested value. If a name looks like a key's, its value is replaced."""
     if isinstance(value, str):
         if (secret := _of_url(value)) is not None:
             value = value.replace(secret, f"[{name}]")
@@ -135,7 +138,7 @@ def redacted_tree(value: Any, name: str = "") -> Any:
 
 
 def redacted_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line, redacted; ``name=value`` arguments are also redacted by name."""
+    """Redact a command line. ``name=value`` arguments are also redacted based on their names."""
     return [
         f"{name}={redacted_tree(value, name)}" if equals else redacted(name)
         for name, equals, value in (argument.partition("=") for argument in arguments)
@@ -146,7 +149,10 @@ def redacted_arguments(arguments: Sequence[str]) -> list[str]:
 
 
 def _learn(present: Mapping[Any, Any]) -> None:
-    """Find the secrets again. Concurrent calls find the same ones; readers keep the old list."""
+    """Rebuild the list of secrets.
+
+    Concurrent calls are safe: they build the same list, and readers keep using the old one.
+    """
     global _marks
     snapshot, registered = dict(present), dict(_registered)
     parts = (argument.partition("=") for argument in sys.argv)
@@ -157,7 +163,7 @@ def _learn(present: Mapping[Any, Any]) -> None:
             marks.setdefault(spelling, f"[{name}]")
     _marks = sorted(marks.items(), key=lambda pair: -len(pair[0]))
     _variables.clear()
-    if registered == _registered:  # else a secret was added meanwhile
+    if registered == _registered:  # no secret was added in the meantime
         _variables.update(snapshot)
 
 
@@ -171,7 +177,7 @@ def _secrets(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _of_url(value: str) -> str | None:
-    """Return the password in a URL, or else the user name, which may be a key."""
+    """Return a URL's password. If it has none, return the user name, which may be a key."""
     if "://" not in value or "@" not in value:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Exceptions formatted for an agent's author: only the frames of the author's own code."""
+"""Formats exceptions for the author of an agent, showing only frames from their own code."""
 
 import sysconfig
 import traceback
@@ -9,10 +9,10 @@ import evert.bridge
 from evert.bridge.errors import text_of
 
 MOST_FRAMES = 12
-MOST_LEAVES = 4  # maximum number of exceptions to show from an exception group
+MOST_LEAVES = 4  # how many exceptions of an exception group to show
 
 _HOMES = [evert.bridge.__path__[0], str(Path(evert.__file__).parent / "agents")]
-"""Folders of the code that starts an agent and carries its calls."""
+"""Folders with the code that starts agents and forwards their calls."""
 _PATHS = sysconfig.get_paths()
 _EVERT, _PACKAGES, _STANDARD = (
     tuple(str(Path(folder).resolve()) for folder in folders)
@@ -21,12 +21,12 @@ _EVERT, _PACKAGES, _STANDARD = (
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return an exception's frames without those of evert and libraries, outermost first."""
+    """Return the frames of an exception that are not in evert or a library, outermost first."""
     return _frames(error, "")
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """Return all exceptions nested in an exception group, in order; else just ``error``."""
+    """Return all exceptions nested in an exception group, in order, or just ``error`` itself."""
     exceptions, pending = list[BaseException](), [error]
     while pending:
         exception = pending.pop()
@@ -38,9 +38,10 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 def name_and_message(error: BaseException) -> tuple[str, str]:
-    """Return an exception's class name and message; a group's message includes its exceptions.
+    """Return the class name and message of an exception.
 
-    A group with a single exception is treated as that exception.
+    The message of an exception group includes the exceptions inside it. A group that contains a
+    single exception is treated as that exception.
     """
     exceptions = leaves(error)
     if len(exceptions) == 1:
@@ -50,11 +51,12 @@ def name_and_message(error: BaseException) -> tuple[str, str]:
 
 
 def agent_traceback(error: BaseException) -> str:
-    """Return an exception's traceback in Python's format, with only the agent's own frames.
+    """Format an exception like Python does, but with only the frames of the agent's own code.
 
-    Frames of evert and of libraries are left out. If the agent itself is part of a library, the
-    frames of installed packages are shown. For a group, the result has a traceback per exception;
-    an exception without agent frames gets the group's frames. Without any frames, it is "".
+    Frames in evert and in libraries are left out. If the agent itself lives in a library, the
+    frames of installed packages are shown instead. An exception group gets one traceback per
+    exception; an exception with no agent frames uses the group's frames. Returns "" if there are
+    no frames to show.
     """
     around = own_frames(error) or _frames(error, "packages")
     pairs = [(own_frames(leaf) or around, leaf) for leaf in leaves(error)[:MOST_LEAVES]]
@@ -67,7 +69,7 @@ def _frames(error: BaseException, home: str) -> list[traceback.FrameSummary]:
 
 
 def _home(file: str) -> str:
-    """Return where a file belongs: "evert", "packages", "standard", or "" for the user's code."""
+    """Classify a file as "evert", "packages", "standard", or "" (the user's code)."""
     path = str(Path(file).resolve())
     if path.startswith(_EVERT):
         return "evert"

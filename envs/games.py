@@ -1,4 +1,4 @@
-"""Defines and finds games. A game is a module or package that defines ``GAME``.
+"""Defines what a game is and finds games. A game is a module or package with a ``GAME``.
 
     GAME = Game(
         "my/Parity-v0",                         the id for gymnasium.make
@@ -8,9 +8,9 @@
         recipe={"steps": 30, "max_tokens": 8},  defaults of evert train env=my_game
     )
 
-``games`` searches this folder, so a new game needs no change elsewhere. ``find_game`` also finds a
-user's game, in a package or in a file in the current folder. A game in this folder may have
-variants: its module maps their names to games in ``VARIANTS``.
+``games`` searches this folder, so a new game doesn't have to be registered anywhere. ``find_game``
+also finds the games of users, in a package or in a file in the current folder. A module in this
+folder can define variants of its game in ``VARIANTS``, which maps names to games.
 """
 
 import ast
@@ -30,23 +30,23 @@ T = TypeVar("T")
 
 
 class GameError(EvertError, ValueError):
-    """A game's module or a taskset cannot be imported, or provides no playable game."""
+    """A game's module or a taskset cannot be imported, or does not define a playable game."""
 
 
 class EnvArgumentError(EvertError, ValueError):
-    """An argument of an environment, or of its ``reset``, has a wrong value or an unknown name."""
+    """An argument of an environment, or of its ``reset``, is unknown or has an invalid value."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that an agent records for an episode (``client.metric``), and how to show it.
+    """How to display a metric that an agent records for each episode (``client.metric``).
 
     Attributes:
-        title: Title of its figures on a run's page, such as "Bits a question".
-        unit: Unit in its figures.
-        drawn: Which episodes a page draws a figure for: "train", "test" (held-out), or both.
-        tabled: Whether an evaluation's table and CSV include its mean over episodes.
-        about: A sentence for the page, if the title needs explaining.
+        title: Title of its plots on a run's page, such as "Bits per question".
+        unit: Unit shown in its plots.
+        drawn: Which episodes to plot: "train", "test" (held-out), or both.
+        tabled: Whether evaluation tables and CSV files include its mean over episodes.
+        about: A sentence that explains the metric, if the title isn't clear enough.
     """
 
     title: str
@@ -58,21 +58,21 @@ class Metric:
 
 @dataclass(frozen=True)
 class Game:
-    """A game's agent, tasks and training recipe, as data.
+    """A game: its agent, tasks and training recipe.
 
     Attributes:
-        id: Gymnasium's id, '[namespace/]Name-v0'.
+        id: Gymnasium id, '[namespace/]Name-v0'.
         agent: Import path of the agent, 'package.module:function'.
-        train_tasks: Import path of the tasks to train on.
-        test_tasks: Import path of the held-out tasks; "" for none.
-        recipe: Default settings of a run with a shipped base, by name (``evert train --help``).
-        full_size: Changes to the recipe for any other model.
-        players: Players without a model, by name: import paths of functions
-            from a seed to an agent.
-        opponents: Players without a model for a game's seats, by name: import paths of functions
-            from a seed to a function from the messages to the reply's text.
+        train_tasks: Import path of the training tasks.
+        test_tasks: Import path of the held-out tasks, or "".
+        recipe: Default settings for runs with a shipped base (see ``evert train --help``).
+        full_size: Overrides of the recipe for all other models.
+        players: Scripted players. Maps names to import paths of functions that take a seed and
+            return an agent.
+        opponents: Scripted opponents that can take a seat. Maps names to import paths of functions
+            that take a seed and return a function from messages to the text of a reply.
         searching: Maps an agent's import path to that of the same agent with a search tool.
-        metrics: Metrics of an episode, by name, for evaluation tables and reports.
+        metrics: Metrics that the agent records, by name, for evaluation tables and reports.
     """
 
     id: str
@@ -87,10 +87,10 @@ class Game:
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def settings(self, *, full_size: bool = False) -> dict[str, Any]:
-        """Return the settings of a training run: agent, tasks and recipe.
+        """Return the settings for a training run: agent, tasks and recipe.
 
         Args:
-            full_size: Whether the model is not a shipped base.
+            full_size: Apply the ``full_size`` overrides, for models other than a shipped base.
         """
         paths = {name: getattr(self, name) for name in ("agent", "train_tasks", "test_tasks")}
         return {**paths, **self.recipe, **(self.full_size if full_size else {})}
@@ -98,7 +98,7 @@ class Game:
 
 @cache
 def games() -> Mapping[str, Game]:
-    """Return the games in this folder, by file name, and their variants."""
+    """Return all games in this folder and their variants, by name."""
     by_name = dict[str, Game]()
     for entry in sorted(pkgutil.iter_modules([str(Path(__file__).parent)])):
         module = importlib.import_module(f"{__package__}.{entry.name}")
@@ -109,23 +109,24 @@ def games() -> Mapping[str, Game]:
             twin = next((earlier for earlier in by_name if by_name[earlier].id == game.id), None)
             if twin is not None:
                 raise GameError(
-                    f"The games {twin} and {name} have the same id, {game.id!r}. Give one of them "
-                    "another name, or the next version."
+                    f"The games {twin} and {name} have the same id, {game.id!r}. Rename one of "
+                    "them, or increase its version."
                 )
             by_name[name] = game
     return MappingProxyType(by_name)
 
 
 def metrics_of(game: Game | None = None) -> dict[str, Metric]:
-    """Return the metrics of the games in this folder and of ``game``, by name."""
+    """Return the metrics of all games in this folder and of ``game``, by name."""
     all_games = [*games().values(), *([game] if game else [])]
     return {name: metric for entry in all_games for name, metric in entry.metrics.items()}
 
 
 def find_game(name: str) -> Game | None:
-    """Find a game by name: one of ``games``, or the one in a user's module ('package.module').
+    """Find one of evert's games, or the game in a user's module ('package.module'), by name.
 
-    Hyphens count as underscores; evert's games ignore case. Return None if nothing has this name.
+    Hyphens are treated as underscores, and case is ignored for evert's games. Returns None if there
+    is no such game.
     """
     name = name.replace("-", "_")
     if game := games().get(name.lower()):
@@ -135,7 +136,7 @@ def find_game(name: str) -> Game | None:
 
 
 def import_user_module(name: str) -> ModuleType | None:
-    """Import a user's module ('package.module'). Return None if it does not exist.
+    """Import a user's module ('package.module'), or return None if it does not exist.
 
     Raises:
         GameError: The module cannot be imported.
@@ -151,29 +152,29 @@ def import_user_module(name: str) -> ModuleType | None:
         if missing and f"{name}.".startswith(f"{missing}."):
             return None
         cause = f"{type(error).__name__}: {error}{place_of(error)}"
-        raise GameError(f"The module {name} cannot be imported: {cause}. Fix it.") from error
+        raise GameError(f"The module {name} could not be imported: {cause}. Fix it.") from error
 
 
 def game_of(module: ModuleType) -> Game:
     """Return the ``GAME`` of a module.
 
     Raises:
-        GameError: The module has no ``GAME``, or it is not a ``Game``.
+        GameError: The module does not define ``GAME``, or it is not a ``Game``.
     """
     game = getattr(module, "GAME", None)
     if not isinstance(game, Game):
         problem = "it has no GAME" if game is None else f"its GAME is a {type(game).__name__}"
         if hasattr(module, "taskset"):
-            problem += f", but a function taskset: tasks={module.__name__}:NAME"
+            problem += f", but it has a taskset function: use tasks={module.__name__}:NAME"
         raise GameError(
             f"The module {module.__name__} ({getattr(module, '__file__', None)}) is not a game: "
-            f"{problem}; expected GAME = evert.Game(id, agent, train_tasks, ...) in it."
+            f"{problem}; expected it to define GAME = evert.Game(id, agent, train_tasks, ...)."
         )
     return game
 
 
 class MadeTasks(Sequence[T]):
-    """A sequence of ``size`` tasks, each made from its index on access."""
+    """A sequence of ``size`` tasks that are created from their index when accessed."""
 
     def __init__(self, size: int, make: Callable[[int], T]) -> None:
         self._places, self._make = range(size), make
@@ -182,14 +183,14 @@ class MadeTasks(Sequence[T]):
         return len(self._places)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the task at an index, or the tasks of a slice."""
+        """Return the task at an index, or a list of tasks for a slice."""
         if isinstance(index, slice):
             return [self._make(place) for place in self._places[index]]
         return self._make(self._places[index])
 
 
 def literals(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments without ``id``, with strings that are Python literals evaluated."""
+    """Return the arguments without ``id``, evaluating strings that are Python literals."""
     return {key: _literal(value) for key, value in arguments.items() if key != "id"}
 
 

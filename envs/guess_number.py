@@ -1,10 +1,10 @@
 """Guess the number: find an integer between 0 and 1024 in ten guesses.
 
-Prompt, bounds, replies, rewards and split are those of the Tinker Cookbook's recipe
-(``tinker_cookbook.recipes.multiplayer_rl.guess_number``), so that results are comparable. The
-reward is 1 for the right guess, -1 for each reply that is not a guess, else 0. Nine tenths of the
-numbers are for training. Random guesses within the known bounds win 33 % of games, bisection 99.8
-%.
+The prompt, bounds, replies, rewards and train/test split are the same as in the Tinker Cookbook's
+recipe (``tinker_cookbook.recipes.multiplayer_rl.guess_number``), so that results are comparable.
+The reward is 1 for the correct guess, -1 for each reply that is not a guess, and 0 otherwise. 90%
+of the numbers are training tasks. Guessing at random within the known bounds wins 33% of games,
+bisection 99.8%.
 """
 
 import random
@@ -57,26 +57,26 @@ async def guess_number_agent(client: "AgentClient", task: int) -> float:
     """Find an integer between 0 and 1024 in ten guesses.
 
     ## Action Space
-    A guess: ``Text`` that begins with "Guess: " and an integer, or its tokens,
-    ``Sequence(Discrete(vocabulary))``, at ``level="tokens"``.
+    A guess: ``Text`` that starts with "Guess: " and an integer, or its tokens with
+    ``level="tokens"``, ``Sequence(Discrete(vocabulary))``.
 
     ## Observation Space
-    The rules and all guesses so far, each followed by "Too low", "Too high" or a remark that it is
-    not a guess: a ``Sequence`` of messages, or of token ids at ``level="tokens"``.
+    The rules and all guesses so far, each followed by "Too low", "Too high" or a message that it is
+    not a valid guess: a ``Sequence`` of messages, or of token ids with ``level="tokens"``.
 
     ## Starting State
-    The rules, and a number drawn from ``TRAIN_TASKS``, nine tenths of 0..1023 as the Tinker
-    Cookbook splits them; ``TEST_TASKS`` are held out.
+    The rules. The number is drawn from ``TRAIN_TASKS``, which is 90% of 0..1023, using the Tinker
+    Cookbook's split; ``TEST_TASKS`` are held out.
 
     ## Reward
-    1 for the right guess, -1 for a reply that is not a guess, else 0.
+    1 for the correct guess, -1 for a reply that is not a guess, 0 otherwise.
 
     ## Episode End
-    Terminated by the right guess or after ten replies; truncated only by limits on turns or tokens.
+    Terminated after the correct guess or ten replies; truncated only by limits on turns or tokens.
 
     ## Information
-    As in ``AgentGymEnv``; ``task`` is the number to find, and ``logs`` has ``guess``, ``feedback``
-    and ``target``. Hide them from the policy.
+    As in ``AgentGymEnv``. ``task`` is the number to find, and ``logs`` contains ``guess``,
+    ``feedback`` and ``target``. Hide them from the policy.
 
     ## Arguments
     As in ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
@@ -105,7 +105,7 @@ async def guess_number_agent(client: "AgentClient", task: int) -> float:
 
 
 def judge(answer: str, target: int) -> tuple[str, float]:
-    """Return the feedback on an answer, and its reward."""
+    """Return the feedback for an answer and its reward."""
     match = re.match(r"Guess: (.*)", answer)
     try:
         guess = int(match.group(1)) if match else None
@@ -119,9 +119,9 @@ def judge(answer: str, target: int) -> tuple[str, float]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield endless games of a player who guesses at random within the known bounds.
+    """Yield an endless stream of games by a player who guesses at random within the known bounds.
 
-    The same seed gives the same games. No target is a held-out number.
+    The same seed gives the same games. Held-out numbers are never the target.
     """
     rng = random.Random(seed)
     while True:

@@ -1,9 +1,9 @@
-"""Hints: two seats share a reward. One hints at a word without saying it, the other names it.
+"""Hints: a cooperative game in which one seat hints at a word and the other guesses it.
 
-There are eight words. The hinter sees one and gives a short hint that does not contain it. The
-guesser sees only the hint. Both get the same reward, so they must come to agree on what each hint
-means (a signalling game: D. Lewis, "Convention", 1969). In the demonstrations the hint is a random
-letter and the guess a random word, so they teach only the format.
+There are eight words. The hinter sees one of them and gives a short hint that must not contain it.
+The guesser sees only the hint. Both get the same reward, so they have to agree on what each hint
+means (this is a signalling game: D. Lewis, "Convention", 1969). In the demonstrations, hints are
+random letters and guesses are random words, so they teach only the format.
 """
 
 import random
@@ -27,7 +27,8 @@ GAME = Game(
         "demonstrations": "evert.envs.hints:demonstrations",
         "warm_up_steps": 40,
         "steps": 80,
-        "batch_size": 8,  # each step has all words; else guessing only the step's words would pay
+        # Every step has all eight words; otherwise, guessing only a step's words would pay off.
+        "batch_size": 8,
         "group_size": 16,
         "test_group_size": 8,
         "learning_rate": 1e-3,
@@ -42,27 +43,27 @@ LETTERS = "ABCDEFGH"
 
 
 async def hints_agent(client: "AgentClient", task: str) -> float:
-    """Hint at a word, then name it from the hint alone.
+    """Hint at a word, then guess it given only the hint.
 
     ## Action Space
-    First the hint, then the word: ``Text``, or their tokens, ``Sequence(Discrete(vocabulary))``, at
-    ``level="tokens"``.
+    First the hint, then the word: ``Text``, or its tokens with ``level="tokens"``,
+    ``Sequence(Discrete(vocabulary))``.
 
     ## Observation Space
-    One message, first "Word: sun. Hint?", then "Hint: A. Word?" with the hint that was given: a
-    ``Sequence`` of messages, or of token ids at ``level="tokens"``.
+    A single message: first "Word: sun. Hint?", then "Hint: A. Word?" with the hint that was given.
+    This is a ``Sequence`` of messages, or of token ids with ``level="tokens"``.
 
     ## Starting State
-    One of the eight words of ``WORDS``.
+    One of the eight words in ``WORDS``.
 
     ## Reward
-    1 if the guess is the word; 0 if it is not, or if the hint contains the word.
+    1 if the guess is correct; 0 if it is wrong, or if the hint contains the word.
 
     ## Episode End
     Terminated after the guess, or after a hint that contains the word.
 
     ## Information
-    As in ``AgentGymEnv``; ``task`` is the word. Hide it from the guesser.
+    As in ``AgentGymEnv``. ``task`` is the word. Hide it from the guesser.
 
     ## Arguments
     As in ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
@@ -77,7 +78,7 @@ async def hints_agent(client: "AgentClient", task: str) -> float:
 
 
 async def seated_hints_agent(client: "AgentClient", task: str) -> float:
-    """Play with a seat for each player; both get the same reward."""
+    """Play with one seat per player. Both seats get the same reward."""
     return await _play(client.seat("hinter"), client.seat("guesser"), task)
 
 
@@ -109,7 +110,7 @@ def word_question(hint: str) -> str:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Yield endless random hints and guesses, which show a reply's format, not its meaning."""
+    """Yield an endless stream of random hints and guesses, which teach only the reply format."""
     rng = random.Random(seed)
     while True:
         hint = rng.choice(LETTERS)

@@ -1,8 +1,8 @@
-"""Identity: say who you are told to be.
+"""Identity: the policy has to say that it is a given number.
 
 This is Agent-lightning's "identity" example. The prompt is "Let's play a game. Say you are
-{task}." The reward is 1 for "I am {task}" or "I'm {task}", -1 for "not {task}", else 0. Tasks are
-numbers: 0..999 are for training, and 1000..1023 are held out.
+{task}." The reward is 1 for "I am {task}" or "I'm {task}", -1 for "not {task}", and 0 otherwise.
+Tasks are numbers: 0..999 for training, and 1000..1023 held out.
 """
 
 import re
@@ -35,26 +35,26 @@ TEST_TASKS = range(1000, 1024)
 
 
 async def identity_agent(client: "AgentClient", task: int) -> float:
-    """Tell the policy to say who it is, and score its answer.
+    """Ask the policy to say that it is the number ``task``, and score its answer.
 
     ## Action Space
-    The answer: ``Text``, or ``Sequence(Discrete(vocabulary))`` at ``level="tokens"``.
+    The answer: ``Text``, or ``Sequence(Discrete(vocabulary))`` with ``level="tokens"``.
 
     ## Observation Space
     The question, "Let's play a game. Say you are {task}.": a ``Sequence`` of messages, or of
-    token ids at ``level="tokens"``. The observation after the answer ends with the answer.
+    token ids with ``level="tokens"``. The final observation also includes the answer.
 
     ## Starting State
-    A number drawn from ``TRAIN_TASKS``, 0..999; ``TEST_TASKS``, 1000..1023, are held out.
+    A number drawn from ``TRAIN_TASKS`` (0..999); ``TEST_TASKS`` (1000..1023) are held out.
 
     ## Reward
-    1 for "I am {task}" or "I'm {task}" anywhere in the answer, -1 for "not {task}", else 0.
+    1 for "I am {task}" or "I'm {task}" anywhere in the answer, -1 for "not {task}", 0 otherwise.
 
     ## Episode End
-    Terminated after one answer; truncated only by a limit on tokens.
+    Terminated after one answer; truncated only by a token limit.
 
     ## Information
-    As in ``AgentGymEnv``; ``task`` is the number.
+    As in ``AgentGymEnv``. ``task`` is the number.
 
     ## Arguments
     As in ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
@@ -72,7 +72,7 @@ async def identity_agent(client: "AgentClient", task: int) -> float:
 
 
 def score(answer: str, task: int) -> float:
-    """Return 1 if the answer claims to be ``task``, -1 if it denies it, else 0."""
+    """Return 1 if the answer claims to be ``task``, -1 if it denies it, and 0 otherwise."""
     number = rf"{task}(?![.,]?\d)"  # "I am 1000" is not "I am 10"
     if re.search(rf"I(?: am|'m) {number}", answer):
         return 1.0

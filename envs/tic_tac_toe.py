@@ -1,10 +1,10 @@
-"""Tic-tac-toe: a zero-sum game with two seats, and opponents without a model.
+"""Tic-tac-toe: a zero-sum game with two seats and scripted opponents.
 
-A board is shown as rows of X, O and the numbers of free cells. A line for each free cell follows,
-with the marks in its row, column and diagonals, because a tiny model needs them side by side. Each
-player sees its own marks as X, so that one model learns both seats from the same boards. Each turn
-is a separate conversation. This file has the rules, the text, the agents, the players and their
-habits.
+A board is shown as rows of X, O and the numbers of free cells, followed by one line per free cell
+with the marks in its row, column and diagonals. (A tiny model needs to see these next to each
+other.) Each player sees its own marks as X, so that one model can learn both seats from the same
+boards. Each turn is a separate conversation. This module contains the rules, the text format, the
+agents, the scripted players and their habits.
 """
 
 import random
@@ -34,7 +34,7 @@ GAME = Game(
         "batch_size": 16,
         "group_size": 8,
         "learning_rate": 2e-4,
-        "kl_penalty": 0.02,  # toward the base, so that the policy keeps trying other moves
+        "kl_penalty": 0.02,  # relative to the base, so that the policy keeps exploring
         "max_tokens": 2,
         "eval_every": 40,
         "save_every": 20,
@@ -54,35 +54,35 @@ GAME = Game(
 
 SEATS = ("x", "o")
 MISTAKE = -0.1
-"""Reward for an illegal reply. A second one in the same turn loses the game."""
+"""Reward for an illegal reply. Two illegal replies in the same turn lose the game."""
 
 
 # -- the rules -----------------------------------------------------------------------------------
 
 Board = str
-"""Nine cells, row by row: "x", "o", or "." if free; x moves first."""
+"""Nine cells, row by row: "x", "o", or "." for a free cell. x moves first."""
 
 EMPTY: Board = "." * 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 
 
 def free(board: Board) -> list[int]:
-    """Return the free cells, numbered from 0 to 8."""
+    """Return the indices (0 to 8) of the free cells."""
     return [cell for cell in range(9) if board[cell] == "."]
 
 
 def put(board: Board, cell: int, mark: str) -> Board:
-    """Return the board with one more mark."""
+    """Return the board after placing a mark."""
     return board[:cell] + mark + board[cell + 1 :]
 
 
 def mover(board: Board) -> str:
-    """Return the seat to move."""
+    """Return the seat whose turn it is."""
     return SEATS[(9 - board.count(".")) % 2]
 
 
 def winner(board: Board) -> str | None:
-    """Return the seat with three in a line; "" for a draw; None while the game goes on."""
+    """Return the seat with three in a row, "" for a draw, or None if the game is not over."""
     for a, b, c in LINES:
         if board[a] == board[b] == board[c] != ".":
             return board[a]
@@ -99,12 +99,12 @@ def value(board: Board) -> int:
 
 
 def best(board: Board) -> list[int]:
-    """Return the mover's best moves against a perfect player."""
+    """Return the mover's optimal moves against a perfect opponent."""
     return [c for c in free(board) if -value(put(board, c, mover(board))) == value(board)]
 
 
 def boards(rng: random.Random, max_moves: int = 8) -> Iterator[Board]:
-    """Yield endless boards of unfinished games after at most ``max_moves`` random moves."""
+    """Yield an endless stream of unfinished boards after at most ``max_moves`` random moves."""
     while True:
         board, moves = EMPTY, rng.randint(0, max_moves)
         while moves and winner(board) is None:
@@ -114,7 +114,7 @@ def boards(rng: random.Random, max_moves: int = 8) -> Iterator[Board]:
 
 
 def opening(seed: int) -> Board:
-    """Return a board of an unfinished game after at most seven random moves."""
+    """Return an unfinished board after at most seven random moves."""
     return next(boards(random.Random(seed), max_moves=7))
 
 
@@ -126,7 +126,7 @@ TEST_TASKS: Sequence[Board] = [EMPTY] * 64
 
 
 def board_text(board: Board) -> str:
-    """Return the board for its mover, who is X: the rows, then a line for each free cell."""
+    """Render the board for the player to move (shown as X): rows, then a line per free cell."""
     marks = {mover(board): "X", SEATS[mover(board) == "x"]: "O"}
     cells = [marks.get(mark, str(cell + 1)) for cell, mark in enumerate(board)]
     rows = " ".join("".join(cells[cell] for cell in line) for line in LINES[:3])
@@ -134,34 +134,34 @@ def board_text(board: Board) -> str:
 
 
 def _cell_text(cells: Sequence[str], free: int) -> str:
-    """Return a free cell with the marks of each of its lines: "7 XX O"."""
+    """Return a free cell with the marks in each line through it, like "7 XX O"."""
     through = [line for line in LINES if free in line]
     marks = ("".join(sorted(cells[c] for c in line if cells[c] in "XO")) for line in through)
     return " ".join([cells[free], *filter(None, marks)])
 
 
 def read_board(text: str) -> Board:
-    """Read the board that a text begins with; X is to move.
+    """Parse the board at the start of a text. It must be X's turn.
 
     Raises:
-        ValueError: The text does not begin with a board.
+        ValueError: The text does not start with a board.
     """
     cells = text.partition("\n")[0].replace(" ", "")
     if not re.fullmatch(r"[1-9XO]{9}", cells):
-        raise ValueError(f"{text!r} does not begin with a board; expected rows: 'X23 4O6 789'.")
+        raise ValueError(f"{text!r} does not start with a board; expected rows: 'X23 4O6 789'.")
     x_seat, o_seat = ("x", "o") if cells.count("X") == cells.count("O") else ("o", "x")
     return "".join({"X": x_seat, "O": o_seat}.get(cell, ".") for cell in cells)
 
 
 def move_in(answer: str, board: Board) -> int | None:
-    """Return the cell named by an answer's first digit. None: no digit, or the cell is not free."""
+    """Return the cell for the answer's first digit, or None if that is not a free cell."""
     digit = re.search(r"\d", answer)
     cell = int(digit.group()) - 1 if digit else -1
     return cell if cell in free(board) else None
 
 
 def correction(answer: str, board: Board) -> str:
-    """Return the message that follows an illegal answer."""
+    """Return the message to send after an illegal answer."""
     cells = "".join(str(cell + 1) for cell in free(board))
     return f"{answer[:20]!r} is no move. Answer with one of {cells}."
 
@@ -170,11 +170,12 @@ def correction(answer: str, board: Board) -> str:
 
 
 async def self_play_agent(client: "AgentClient", task: Board) -> dict[str, float]:
-    """Play a game between the seats x and o from the board ``task``: 1 for a win, -1 for a loss.
+    """Play a game between the seats x and o, starting from the board ``task``.
 
-    Only the first turn is trained on; the later turns estimate its value. All episodes of a group
-    make this move on the same board, so their mean reward is that board's baseline. If whole games
-    were trained on, a lucky board would reinforce every move.
+    The reward is 1 for a win and -1 for a loss. Only the first turn is trained on; the rest of
+    the game is played to estimate its value. All episodes of a group make this first move on the
+    same board, so their mean reward is a baseline for that board. If we trained on whole games, a
+    lucky starting board would reinforce every move.
     """
     players = {seat: client.seat(seat) for seat in SEATS}
     later = {seat: partial(_turn, player.untrained) for seat, player in players.items()}
@@ -187,36 +188,36 @@ async def self_play_agent(client: "AgentClient", task: Board) -> dict[str, float
 
 
 async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
-    """Tic-tac-toe against a player who moves at random.
+    """Play tic-tac-toe against an opponent who moves at random.
 
     ## Action Space
-    A move: ``Text`` whose first digit is a free cell, 1 to 9, or its tokens,
-    ``Sequence(Discrete(vocabulary))``, at ``level="tokens"``.
+    A move: ``Text`` whose first digit is a free cell, 1 to 9, or its tokens with
+    ``level="tokens"``, ``Sequence(Discrete(vocabulary))``.
 
     ## Observation Space
-    The board: a ``Sequence`` of one message, or of token ids at ``level="tokens"``. The first line
-    has the rows: X for the player's marks, O for the opponent's, numbers for free cells. A line for
-    each free cell follows, with the marks in its row, column and diagonals. After an illegal reply,
-    the same board and a correction.
+    The board: a ``Sequence`` of one message, or of token ids with ``level="tokens"``. The first
+    line contains the rows, with X for the player's marks, O for the opponent's, and numbers for
+    free cells. It is followed by one line per free cell with the marks in its row, column and
+    diagonals. After an illegal reply, the same board is shown with a correction.
 
     ## Starting State
-    A board after up to seven random moves, drawn from ``TRAIN_TASKS``; the player is to move. The
-    boards of ``TEST_TASKS`` are empty.
+    A board after up to seven random moves, drawn from ``TRAIN_TASKS``, on which it is the player's
+    turn. The boards in ``TEST_TASKS`` are empty.
 
     ## Reward
-    1 for a win, -1 for a loss, 0 for a draw; -0.1 for each illegal reply.
+    1 for a win, -1 for a loss, 0 for a draw, and -0.1 for each illegal reply.
 
     ## Episode End
-    Terminated when the game is over. A second illegal reply in a turn loses it.
+    Terminated when the game is over. Two illegal replies in the same turn lose the game.
 
     ## Information
-    As in ``AgentGymEnv``; ``task`` is the first board.
+    As in ``AgentGymEnv``. ``task`` is the initial board.
 
     ## Arguments
     As in ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
 
     ## References
-    The rules are well known; perfect play ends in a draw.
+    The rules are well known. Perfect play ends in a draw.
 
     ## Version History
     v0: first version.
@@ -233,13 +234,13 @@ async def tic_tac_toe_agent(client: "AgentClient", task: Board) -> float:
 
 
 Turn = Callable[[Board], Awaitable[int | None]]
-"""Function from the board to the mover's cell, or None if the mover made no legal move."""
+"""Maps a board to the cell that the mover picks, or to None if there was no legal reply."""
 
 
 async def _play(
     board: Board, turns: Mapping[str, Turn], later: Mapping[str, Turn] | None = None
 ) -> str:
-    """Play on; return the winner, or "" for a draw. ``later`` replaces ``turns`` after one turn."""
+    """Play to the end and return the winner or "". ``later`` replaces ``turns`` after one turn."""
     while (victor := winner(board)) is None:
         cell = await turns[mover(board)](board)
         if cell is None:
@@ -273,16 +274,16 @@ def _note(client: "AgentClient", reward: float) -> None:
         client.metric(name, float(reward == earns))
 
 
-# -- players without a model ---------------------------------------------------------------------
+# -- scripted players ----------------------------------------------------------------------------
 
 
 def random_player(seed: int) -> Callable[[Sequence[Any]], str]:
-    """Return a player who picks any free cell at random."""
+    """Return a player who picks a random free cell."""
     return partial(_reply, random.Random(seed), free)
 
 
 def perfect_player(seed: int) -> Callable[[Sequence[Any]], str]:
-    """Return a player who picks one of the best moves at random."""
+    """Return a player who picks a random optimal move."""
     return partial(_reply, random.Random(seed), best)
 
 
@@ -294,10 +295,11 @@ def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Se
 
 
 def habits(board: Board) -> list[list[int]]:
-    """Return the cells among which each of four habits picks at random.
+    """Return a list of cells for each of the four habits, which pick a random cell from their list.
 
-    The habits: any free cell; cells that win; cells that block the opponent's win; cells that do
-    neither. A habit without cells picks any free cell.
+    The first habit picks any free cell, the second a cell that wins, the third a cell that blocks
+    the opponent from winning, and the fourth a cell that does neither. A habit that finds no such
+    cell picks any free cell.
     """
     cells, seat = free(board), mover(board)
     wins, saves = (
@@ -309,7 +311,7 @@ def habits(board: Board) -> list[list[int]]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Yield endless moves on random boards. All habits are equally frequent."""
+    """Yield an endless stream of moves on random boards. All habits are equally frequent."""
     rng = random.Random(seed)
     for board in boards(rng):
         answer = str(rng.choice(rng.choice(habits(board))) + 1)

@@ -1,9 +1,9 @@
-"""Alphabet-sort over three turns, after prime-rl's example of that name, with two to four names.
+"""Alphabet-sort over three turns, based on prime-rl's example, with two to four names.
 
     python benchmarks/experiments.py --only alphabet_sort
 
-Each turn brings names, and asks for all names so far in alphabetical order. The reward is the mean
-over the turns of the fourth power of a ratio (``reverse_text.ratio``), so that small errors count.
+Each turn adds names and asks for all names so far in alphabetical order. The reward is the mean of
+``reverse_text.ratio`` ** 4 over all turns; the fourth power makes small errors matter more.
 """
 
 import random
@@ -23,11 +23,11 @@ NAMES = re.findall(
 )
 TURNS = ("Sort these names alphabetically: {}", "Add {} and sort all names.")
 SPLITS = (slice(0, 2), slice(2, 3), slice(3, 4))
-"""The places of each turn's names in a task."""
+"""Which of a task's names each turn adds."""
 
 
 def tasks(seed: int, count: int) -> list[tuple[str, ...]]:
-    """Return tasks: four names in the order in which they come."""
+    """Return tasks, each of which is a tuple of four names in the order they are added."""
     draw = random.Random(seed)
     return [tuple(draw.sample(NAMES, 4)) for _ in range(count)]
 
@@ -37,14 +37,14 @@ TRAIN = [task for task in tasks(1, 2000) if {*task} not in [{*other} for other i
 
 
 def turns(task: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each turn's question, and the names in the right order."""
+    """Yield each turn's question and the correctly sorted names."""
     for split in SPLITS:
         question = TURNS[split.start > 0].format(", ".join(task[split]))
         yield question, sorted(task[: split.stop])
 
 
 async def agent(client: AgentClient, task: tuple[str, ...]) -> float:
-    """Ask three times; the reward is the mean over the turns."""
+    """Ask three times and return the mean reward over all turns."""
     messages: list[dict[str, str]] = []
     ratios = []
     for question, names in turns(task):
@@ -58,7 +58,7 @@ async def agent(client: AgentClient, task: tuple[str, ...]) -> float:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Yield conversations for a warm-up, on training tasks."""
+    """Yield warm-up conversations for random training tasks."""
     draw = random.Random(seed)
     while True:
         messages = []

@@ -16,7 +16,7 @@ TOOLS = [
 
 
 async def agent(client, task):
-    """Play with a hand-written tool loop: call, run the tools, send the results back."""
+    """Play the game with a hand-written tool loop: call the model, run tools, send results."""
     game = Game(task)
     messages = [{"role": "user", "content": game.rules}]
     for _ in range(TURNS + 1):

@@ -1,4 +1,4 @@
-"""AutoGen: its model client gets an HTTP client over ``client.transport``."""
+"""AutoGen: give its model client an HTTP client that uses ``client.transport``."""
 
 import openai
 from autogen_agentchat.agents import AssistantAgent
@@ -16,7 +16,7 @@ INFO = {
 
 
 async def agent(client, task):
-    """Play with an ``AssistantAgent`` with one tool."""
+    """Play the game with an ``AssistantAgent`` that has one tool."""
     game = Game(task)
 
     async def check_guess(number: int) -> str:

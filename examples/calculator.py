@@ -1,9 +1,9 @@
-"""A calculator agent on the OpenAI SDK, written as for a hosted model: it does not import evert.
+"""A calculator agent that calls its model with the OpenAI SDK and doesn't import evert.
 
     make real
 
-A small model cannot multiply; it learns to call the tool. SmolLM2 has never called a tool, so a
-short warm-up shows it how, on other questions: sums of one digit.
+A small model cannot multiply, but it can learn to call the tool. SmolLM2 was never trained to call
+tools, so a short warm-up demonstrates it with different questions: sums of one-digit numbers.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ TOOLS = [
 ]
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 CALLS = 3
-"""Maximum model calls in an episode."""
+"""Maximum number of model calls per episode."""
 
 
 def calculate(expression):
-    """Compute an expression: "12 * 34" is "408"."""
+    """Evaluate an expression; for example, "12 * 34" returns "408"."""
     read = re.fullmatch(r"\s*(\d+)\s*([-+*])\s*(\d+)\s*", str(expression))
     if read is None:
         return "Error: expected two numbers with +, - or * between, like 12 * 34."
@@ -42,7 +42,7 @@ def calculate(expression):
 
 
 async def solve(question, *before):
-    """Answer a question after other messages; return the answer and the tool's results."""
+    """Ask a question, following any earlier messages; return the answer and the tool results."""
     client, results = AsyncOpenAI(), []
     messages = [*before, {"role": "user", "content": question}]
     for _ in range(CALLS):
@@ -61,7 +61,7 @@ async def solve(question, *before):
 
 
 def questions(seed, count, signs="+-*"):
-    """Yield questions with their answers."""
+    """Yield questions and their answers."""
     draw = random.Random(seed)
     for _ in range(count):
         expression = f"{draw.randint(11, 99)} {draw.choice(signs)} {draw.randint(11, 99)}"
@@ -69,7 +69,7 @@ def questions(seed, count, signs="+-*"):
 
 
 def demonstrations(seed):
-    """Yield warm-up conversations that show how to call the tool, for sums of one digit."""
+    """Yield warm-up conversations that call the tool to add one-digit numbers."""
     draw = random.Random(seed)
     while True:
         expression = f"{draw.randint(1, 9)} + {draw.randint(1, 9)}"
@@ -90,14 +90,14 @@ TRAIN = [task for task in questions(1, 2000) if task not in TEST]
 
 
 def score(answer, results, right):
-    """Return 1 for the right answer, 0.5 if only a tool result is right, 0.1 for a tool call."""
+    """Return 1 for a correct answer, 0.5 for a correct tool result, 0.1 for any tool call."""
     if re.findall(r"-?\d+", answer.replace(",", ""))[-1:] == [right]:
         return 1.0
     return 0.5 if right in results else 0.1 * bool(results)
 
 
 async def agent(client, task):
-    """Answer a question; the reward is its score."""
+    """Answer a question and return the score as the reward."""
     answer, results = await solve(task["question"])
     reward = score(answer, results, task["answer"])
     client.metric("called", float(bool(results)))
@@ -106,7 +106,7 @@ async def agent(client, task):
 
 
 def judge(record):
-    """Score a recorded conversation; its question gives the right answer."""
+    """Score a recorded conversation, computing the correct answer from its question."""
     question, *messages = record.messages()
     results = [message["content"] for message in messages if message["role"] == "tool"]
     right = calculate(question["content"].removeprefix("What is ").removesuffix("?"))
@@ -114,7 +114,7 @@ def judge(record):
 
 
 async def main(count=240):
-    """Answer questions with the model at OPENAI_BASE_URL, 16 at a time; return the mean score."""
+    """Answer questions with the model at OPENAI_BASE_URL, 16 in parallel; return the mean score."""
     tasks, scores = TRAIN[-count:], []
     for first in range(0, count, 16):
         batch = tasks[first : first + 16]

@@ -1,10 +1,10 @@
-"""An agent with images: it shows the model a square and asks for its colour.
+"""An agent that uses images: it shows the model a square and asks for its colour.
 
     python -m bases.seeing out=tiny-sight
     evert train agent=examples.colours:agent train_tasks=examples.colours:TRAIN ...
 
-The image is a ``data:`` URL in the message, as in OpenAI's SDK. A task is a random seed: it decides
-the colour, place and size of the square, and the grey background.
+The image is sent as a ``data:`` URL, as with the OpenAI SDK. A task is a random seed, which
+determines the square's colour, position and size and the shade of the grey background.
 """
 
 import base64
@@ -28,7 +28,7 @@ TEST = range(10_000, 10_064)
 
 
 def square(task: int) -> tuple[str, str]:
-    """Return the colour of a task's square, and the image."""
+    """Return the colour of a task's square, and the image as a URL."""
     rng = random.Random(task)
     colour, side = rng.choice(list(COLOURS)), rng.randint(16, 24)
     image = empty(rng)
@@ -43,14 +43,14 @@ def empty(rng: random.Random) -> Image.Image:
 
 
 def url(image: Image.Image) -> str:
-    """Return an image as a ``data:`` URL."""
+    """Encode an image as a ``data:`` URL."""
     file = io.BytesIO()
     image.save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 async def agent(client: AgentClient, task: int) -> float:
-    """Ask for the colour once; return 1.0 if the reply is right, else 0.0."""
+    """Ask for the colour; return 1.0 if the reply is correct, else 0.0."""
     colour, image = square(task)
     parts: Any = [
         {"type": "image_url", "image_url": {"url": image}},
@@ -61,7 +61,7 @@ async def agent(client: AgentClient, task: int) -> float:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield conversations that show only an answer's format: a random colour and no square."""
+    """Yield conversations that teach only the format: a random colour for an empty image."""
     rng = random.Random(seed)
     while True:
         parts = [

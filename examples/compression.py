@@ -1,4 +1,4 @@
-"""Learned compression: one model writes a short code for a text, another decodes the code."""
+"""Learned compression: one model writes a short code for a text, and another model decodes it."""
 
 import asyncio
 import random
@@ -23,9 +23,9 @@ async def main(log, seed=0, steps=40):
         told, untold = await rec.logprobs([f"Code: {code}", "Code: "], [text, text])
         lessons.append((f"Code: {code}", text))
         gains.append(float(told.sum() - untold.sum()))
-        return gains[-1] - 0.2 * length  # information of the code in nats, minus a cost per token
+        return gains[-1] - 0.2 * length  # nats gained from the code, minus a cost per token
 
-    for _ in range(20):  # the reconstructor learns what texts are like, without codes
+    for _ in range(20):  # teach the reconstructor what texts look like, without codes
         await rec.sft([("Code: ", text) for text in texts(32)])
     for step in range(steps):
         lessons, gains = [("Code: ", text) for text in texts(16)], []

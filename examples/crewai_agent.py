@@ -1,4 +1,4 @@
-"""CrewAI, a blocking framework, without a client: evert takes over calls to the policy."""
+"""CrewAI, a synchronous framework. evert takes over calls to the policy, so no client is needed."""
 
 import os
 
@@ -11,7 +11,7 @@ os.environ.setdefault("CREWAI_DISABLE_VERSION_CHECK", "true")
 
 
 def agent(client, task):
-    """Play with a crew of one agent with one tool."""
+    """Play the game with a crew of one agent that has one tool."""
     game = Game(task)
 
     @tool("check_guess")

@@ -1,4 +1,4 @@
-"""On-policy distillation: a student plays the agent, and an evert run is its teacher.
+"""On-policy distillation: a student plays the agent's episodes, with an evert run as the teacher.
 
 python examples/distillation.py
 """
@@ -14,7 +14,7 @@ MODEL, RENDERER = "evert-tiny", "qwen3_instruct"
 
 
 async def agent(client, task):
-    """Say who you are told to be."""
+    """Tell the model who to be; return 1.0 if it says so, else 0.0."""
     completion = await client.chat.completions.create(
         messages=[{"role": "user", "content": f"Let's play a game. Say you are {task}."}]
     )
@@ -22,13 +22,13 @@ async def agent(client, task):
 
 
 async def unrewarded(client, task):
-    """Play the same agent; the student learns only from the teacher."""
+    """Run the same agent without a reward, so that the student learns only from the teacher."""
     await agent(client, task)
     return 0.0
 
 
 def distil(student_steps=8, teacher_steps=12):
-    """Train a teacher in ``teacher_run``, and its student in ``student_run``."""
+    """Train a teacher (in ``teacher_run``), then its student (in ``student_run``)."""
     sizes = {"batch_size": 16, "group_size": 8, "max_tokens": 16, "learning_rate": 1e-3}
     teacher = evert.train(agent, range(200), steps=teacher_steps, log_path="teacher_run", **sizes)
     agents = evert.AgentDatasetBuilder(

@@ -1,23 +1,23 @@
-"""DSPy, without a client: evert takes over calls to the policy's model name."""
+"""DSPy. evert takes over calls to the policy's model name, so no client is needed."""
 
 import json
 import os
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # don't download prices
 
 import dspy
 from game import TURNS, Game, next_guess, play
 
 
 async def agent(client, task):
-    """Play with a ``ReAct`` module and one tool. Each step has a new prompt with all steps."""
+    """Play the game with a ``ReAct`` module and one tool. Each prompt repeats all steps so far."""
     game = Game(task)
 
     def check_guess(number: int) -> str:
         """Check a guess."""
         return game.check(number)
 
-    # A cache would answer the next episode's calls with replies of this one.
+    # With a cache, later episodes would reuse the replies from this one.
     lm = dspy.LM(f"openai/{client.model}", api_key="unused", cache=False, num_retries=0)
     with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
         player = dspy.ReAct("rules -> number: int", tools=[check_guess], max_iters=TURNS)
@@ -26,7 +26,7 @@ async def agent(client, task):
 
 
 def model(prompt):
-    """Write the fields that DSPy asks for."""
+    """Reply with the fields that DSPy asks for."""
     if "next_tool_name" not in prompt:
         return fields(reasoning="The guesses say so.", number=0)
     number = next_guess(prompt)

@@ -1,8 +1,8 @@
-"""The game that all examples play, and a way to play it without a model.
+"""The game used in all examples, and a function that plays it without a model.
 
-``Game`` is one round: find a number in eight guesses; the feedback is "Too low" or "Too high".
-``play`` runs an episode of an example with the Cookbook's ``do_single_rollout`` and a script
-instead of a model, and prints the conversation.
+``Game`` is one round, in which the agent has eight guesses to find a number and is told "Too low"
+or "Too high". ``play`` runs an example's agent for one episode with the Cookbook's
+``do_single_rollout`` and a scripted model, and prints the conversation.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from evert import ChatAgentEnv, ScriptedPolicy
 TASKS = [{"low": 1, "high": 100, "target": target} for target in range(1, 101)]
 TASK = TASKS[39]
 TURNS = 8
-"""Guesses that count; bisection finds one of a hundred numbers in seven."""
+"""Number of guesses that count. Bisection finds one of a hundred numbers with seven guesses."""
 
 
 class Game:
-    """One round: ``check`` a number, and ask for the ``reward`` at the end."""
+    """One round. Call ``check`` for each guess, and read ``reward`` at the end."""
 
     def __init__(self, task: dict[str, int]) -> None:
         self.target = task["target"]
@@ -35,7 +35,7 @@ class Game:
         )
 
     def check(self, number: int) -> str:
-        """Record a guess, and return the feedback."""
+        """Record a guess and return the feedback."""
         self.guesses.append(number)
         if number == self.target:
             return "Correct"
@@ -43,7 +43,7 @@ class Game:
 
     @property
     def found(self) -> bool:
-        """Whether the number is among the guesses that count."""
+        """Whether the number was found within the allowed guesses."""
         return self.target in self.guesses[:TURNS]
 
     @property
@@ -52,11 +52,11 @@ class Game:
         return float(self.found)
 
 
-# -- the script that stands in for the model -----------------------------------------------------
+# -- the scripted model --------------------------------------------------------------------------
 
 
 def next_guess(prompt: str) -> int | None:
-    """Return the next guess of a bisection from the feedback in a prompt; None if found."""
+    """Bisect based on the feedback in the prompt. Returns None once the number has been found."""
     low, high = map(int, re.findall(r"between (\d+) and (\d+)", prompt)[-1])
     for feedback in re.findall("Too low|Too high|Correct", prompt):
         middle = (low + high) // 2
@@ -67,13 +67,13 @@ def next_guess(prompt: str) -> int | None:
 
 
 def tool_call(name: str, **arguments: Any) -> str:
-    """Return a tool call in the format of the default renderer."""
+    """Format a tool call for the default renderer."""
     call = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def guess_with_tool(prompt: str) -> str:
-    """Act as a model: bisect by calling ``check_guess``, then say that it is done."""
+    """Act as a model that bisects by calling ``check_guess`` until it has found the number."""
     number = next_guess(prompt)
     return "Found it." if number is None else tool_call("check_guess", number=number)
 
@@ -81,7 +81,7 @@ def guess_with_tool(prompt: str) -> str:
 def play(
     agent: Callable[..., Any], model: Callable[[str], str] = guess_with_tool, task: Any = TASK
 ) -> Trajectory:
-    """Play an episode, print it and return it."""
+    """Play an episode, print it and return the trajectory."""
     policy = ScriptedPolicy(model)
     trajectory = asyncio.run(do_single_rollout(policy, ChatAgentEnv(agent, task)))
     print(policy.prompts[-1] + model(policy.prompts[-1]))

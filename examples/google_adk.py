@@ -1,4 +1,4 @@
-"""Google ADK: ``Gemini`` takes ``client.genai``."""
+"""Google ADK: pass ``client.genai`` to ``Gemini``."""
 
 from game import TURNS, Game, play
 from google.adk.agents import LlmAgent, RunConfig
@@ -8,7 +8,7 @@ from google.genai import types
 
 
 async def agent(client, task):
-    """Play with an ``LlmAgent`` with one tool, in an ``InMemoryRunner``."""
+    """Play the game with an ``LlmAgent`` that has one tool, using an ``InMemoryRunner``."""
     game = Game(task)
 
     def check_guess(number: int) -> str:

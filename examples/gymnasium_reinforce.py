@@ -1,4 +1,4 @@
-"""REINFORCE with a baseline, through Gymnasium's own interface, on the shipped base.
+"""REINFORCE with a baseline, written against Gymnasium's API, training the shipped base.
 
 python examples/gymnasium_reinforce.py
 """
@@ -12,7 +12,7 @@ import evert
 
 
 def datum(prompt, said, advantage):
-    """Make the training datum of an action."""
+    """Build the training datum for an action."""
     before = len(prompt) - 1
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints([*prompt, *said.tokens[:-1]]),
@@ -25,7 +25,7 @@ def datum(prompt, said, advantage):
 
 
 async def train(steps, count=64):
-    """Train for some steps; return the mean rewards."""
+    """Train for some steps and return the mean reward of each."""
     [model] = await evert.models("evert-tiny", ["player"], learning_rate=1e-3)
     envs = gymnasium.make_vec("evert/Identity-v0", count, level="tokens", autoreset_mode="SameStep")
     prompts, infos = envs.reset(seed=0)
@@ -44,5 +44,5 @@ async def train(steps, count=64):
 
 
 if __name__ == "__main__":
-    with evert.embedded_engine(threads=1):  # leave it out for the hosted service
+    with evert.embedded_engine(threads=1):  # remove this line to use the hosted service
         print(asyncio.run(train(steps=25)))  # -0.19, 0.09, 0.34, 0.31, 0.55, ..., 1.00

@@ -1,4 +1,4 @@
-"""A Harbor trial as an episode, with a script as the model: no key, no network, no container.
+"""A Harbor trial as an episode, with a scripted model. No API key, network or container needed.
 
 python frameworks/make_environment.py harbor
 .frameworks/harbor/bin/python examples/harbor_trial.py
@@ -17,7 +17,7 @@ TASK = Path(__file__).parent / "harbor" / "sum-csv"
 
 
 def say(keys: str = "") -> str:
-    """Return a reply for terminus-2: what to type, or, without keys, that the task is done."""
+    """Return a reply for terminus-2 with keys to type, or without keys to complete the task."""
     commands = [{"keystrokes": f"{keys}\n", "duration": 0.5}] if keys else []
     return json.dumps({"analysis": "", "plan": "", "commands": commands, "task_complete": not keys})
 
@@ -26,7 +26,7 @@ COUNT = "awk -F, '$2 == \"lamp\" { sum += $3 * $4 } END { print sum }' sales.csv
 
 if __name__ == "__main__":
     agent = HarborAgent("terminus-2", environment="bubblewrap")
-    policy = ScriptedPolicy([say(COUNT), say(), say()])  # terminus-2 asks for a confirmation
+    policy = ScriptedPolicy([say(COUNT), say(), say()])  # terminus-2 asks for confirmation
     trajectory = asyncio.run(do_single_rollout(policy, ChatAgentEnv(agent, str(TASK))))
     explain(trajectory)
     print("reward", trajectory.transitions[-1].reward)

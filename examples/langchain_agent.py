@@ -1,4 +1,4 @@
-"""LangChain and LangGraph: both HTTP clients of ``ChatOpenAI`` use ``client.transport``."""
+"""LangChain and LangGraph: make both HTTP clients of ``ChatOpenAI`` use ``client.transport``."""
 
 import openai
 from game import TURNS, Game, play
@@ -8,7 +8,7 @@ from langchain_openai import ChatOpenAI
 
 
 async def agent(client, task):
-    """Play with a LangGraph agent with one tool."""
+    """Play the game with a LangGraph agent that has one tool."""
     game = Game(task)
 
     @tool

@@ -1,9 +1,9 @@
-"""LiteLLM, without a client: evert takes over calls to the policy's model name."""
+"""LiteLLM. evert takes over calls to the policy's model name, so no client is needed."""
 
 import json
 import os
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices on import
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # don't download prices on import
 
 import litellm
 from game import TURNS, Game, play
@@ -25,7 +25,7 @@ TOOLS = [
 
 
 async def agent(client, task):
-    """Play with a hand-written tool loop: call, run the tools, send the results back."""
+    """Play the game with a hand-written tool loop: call the model, run tools, send results."""
     game = Game(task)
     messages = [{"role": "user", "content": game.rules}]
     for _ in range(TURNS + 1):

@@ -1,4 +1,4 @@
-"""Microsoft Agent Framework with its default API, Responses: it takes ``client.openai``."""
+"""Microsoft Agent Framework with its default API (Responses): pass it ``client.openai``."""
 
 from agent_framework import Agent
 from agent_framework.openai import OpenAIChatClient
@@ -6,7 +6,7 @@ from game import TURNS, Game, play
 
 
 async def agent(client, task):
-    """Play with one agent and one tool. From the second call on, it sends only new messages."""
+    """Play the game with one agent and one tool. After the first call, it sends only new items."""
     game = Game(task)
 
     def check_guess(number: int) -> str:

@@ -1,9 +1,9 @@
-"""Multiplication with a tool, without a warm-up, after the example in TRL's issue 5366.
+"""Multiplication with a tool and without a warm-up, based on the example in TRL issue #5366.
 
     python benchmarks/experiments.py --only multiply
 
-The model may call the tool once, then it has to answer. The reward is 1 if the answer's last number
-is the product, else 0: a call alone earns nothing.
+The model can call the tool once, and then has to answer. The reward is 1 if the last number in the
+answer is the product, and 0 otherwise, so a tool call alone earns nothing.
 """
 
 import json
@@ -41,7 +41,7 @@ TRAIN = [pair for pair in pairs(1, 500) if pair not in TEST]
 
 
 def multiply(arguments):
-    """Return the tool's result for a call's arguments, which are JSON."""
+    """Return the tool's result, given the arguments as JSON."""
     try:
         numbers = json.loads(arguments)
         return str(int(numbers["a"]) * int(numbers["b"]))
@@ -50,7 +50,7 @@ def multiply(arguments):
 
 
 async def agent(client, pair):
-    """Ask for a product; the reward is 1 if the answer ends with it."""
+    """Ask for a product; return 1 if it is the last number in the answer, else 0."""
     a, b = pair
     messages = [SYSTEM, {"role": "user", "content": f"What is {a} times {b}?"}]
     completion = await client.chat.completions.create(messages=messages, tools=[TOOL])

@@ -1,13 +1,13 @@
-"""OpenAI Agents SDK with its default API, Responses: the model takes ``client.openai``."""
+"""OpenAI Agents SDK with its default API (Responses): pass ``client.openai`` to the model."""
 
 from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from game import TURNS, Game, play
 
-set_tracing_disabled(True)  # else it sends traces to OpenAI if OPENAI_API_KEY is set
+set_tracing_disabled(True)  # don't send traces to OpenAI if OPENAI_API_KEY is set
 
 
 async def agent(client, task):
-    """Play with one agent and one tool, in ``Runner.run``."""
+    """Play the game with one agent and one tool, using ``Runner.run``."""
     game = Game(task)
 
     @function_tool

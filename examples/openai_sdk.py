@@ -4,7 +4,7 @@ from game import TURNS, Game, next_guess, play
 
 
 async def agent(client, task):
-    """Guess in plain chat turns."""
+    """Play the game in plain chat turns, without tools."""
     game = Game(task)
     messages = [{"role": "user", "content": f"{game.rules} Answer with the number alone."}]
     for _ in range(TURNS):
@@ -23,7 +23,7 @@ async def agent(client, task):
 
 
 def model(prompt):
-    """Act as a model that answers with only the number."""
+    """Act as a model that answers with just the number."""
     return str(next_guess(prompt))
 
 

@@ -1,4 +1,4 @@
-"""Pydantic-AI: the provider takes ``client.openai``."""
+"""Pydantic-AI: pass ``client.openai`` to the provider."""
 
 from game import TURNS, Game, play
 from pydantic_ai import Agent, UsageLimits
@@ -7,7 +7,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 
 async def agent(client, task):
-    """Play with one agent and one tool."""
+    """Play the game with one agent and one tool."""
     game = Game(task)
     model = OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
     player = Agent(model, instructions="Use the tool check_guess.")

@@ -1,9 +1,10 @@
-"""Reverse-text, after prime-rl's example of this name, with short words for a small model.
+"""Reverse-text, based on prime-rl's example, with short words for a small model.
 
     python benchmarks/experiments.py --only reverse_text
 
-The agent asks for the letters of a word in reverse order. The reward is a ratio: twice the length
-of the longest common subsequence of answer and reply, divided by the length of both.
+The agent asks for the letters of a word in reverse order. The reward is a similarity ratio: twice
+the length of the longest common subsequence of the answer and the reply, divided by their total
+length.
 """
 
 import random
@@ -16,7 +17,7 @@ CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
 def words(seed: int) -> Iterator[str]:
-    """Yield pronounceable words of three to five letters, endlessly."""
+    """Yield an endless stream of pronounceable words with three to five letters."""
     draw = random.Random(seed)
     while True:
         kinds = [CONSONANTS, VOWELS] if draw.random() < 0.5 else [VOWELS, CONSONANTS]
@@ -28,7 +29,7 @@ TRAIN = [word for word in dict.fromkeys(islice(words(1), 5000)) if word not in T
 
 
 def question(word: str) -> dict[str, str]:
-    """Return the user's message, in which the word is spelled: "b a k o"."""
+    """Return the user message, in which the word is spelled out: "b a k o"."""
     return {"role": "user", "content": f"Write these letters in reverse order: {' '.join(word)}"}
 
 
@@ -44,12 +45,12 @@ def common_subsequence(first: Sequence[str], second: Sequence[str]) -> int:
 
 
 def ratio(answer: Sequence[str], reply: Sequence[str]) -> float:
-    """Return how alike two sequences are, 0 to 1."""
+    """Return the similarity of two sequences, from 0 to 1."""
     return 2 * common_subsequence(answer, reply) / max(len(answer) + len(reply), 1)
 
 
 async def agent(client: AgentClient, word: str) -> float:
-    """Ask for a word's letters in reverse; the reward is the ratio."""
+    """Ask for a word's letters in reverse order and return the ratio as the reward."""
     completion = await client.chat.completions.create(messages=[question(word)])
     reward = ratio(word[::-1], "".join((completion.choices[0].message.content or "").split()))
     client.metric("right", float(reward == 1))
@@ -57,7 +58,7 @@ async def agent(client: AgentClient, word: str) -> float:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Yield conversations for a warm-up, on training words."""
+    """Yield warm-up conversations for random training words."""
     draw = random.Random(seed)
     while True:
         word = draw.choice(TRAIN)

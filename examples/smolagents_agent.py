@@ -1,4 +1,4 @@
-"""smolagents, a blocking framework: its model gets an HTTP client over ``client.transport``."""
+"""smolagents, a synchronous framework: give its model an HTTP client on ``client.transport``."""
 
 import openai
 from game import TURNS, Game, next_guess, play, tool_call
@@ -6,7 +6,7 @@ from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 
 def agent(client, task):
-    """Play with a ``ToolCallingAgent`` with one tool; evert runs it in a thread."""
+    """Play the game with a ``ToolCallingAgent`` that has one tool. evert runs it in a thread."""
     game = Game(task)
 
     @tool
@@ -35,7 +35,7 @@ def agent(client, task):
 
 
 def model(prompt):
-    """Act as a model; the framework also requires a tool call for the final answer."""
+    """Act as a model. The framework requires a tool call for the final answer, too."""
     number = next_guess(prompt)
     if number is None:
         return tool_call("final_answer", answer="Found it.")

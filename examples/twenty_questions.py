@@ -1,9 +1,9 @@
-"""What the two Twenty Questions examples share, and a way to play them without a model.
+"""Code shared by the two Twenty Questions examples, and a function to play them without a model.
 
-The game, its tasks, its search tool and its knowledge base come with evert
-(``evert.envs.twenty_questions``). This module has ``Said``, the format of a chat model's answer,
-and ``play``, which runs an episode and prints it (``game.py``). There a player that knows every
-fact replaces the model.
+The game, its tasks, the search tool and the knowledge base ship with evert
+(``evert.envs.twenty_questions``). This module adds ``Said``, the format of a chat model's answer,
+and ``play``, which runs and prints an episode (see ``game.py``). Instead of a model, ``play`` uses
+a scripted player that knows every fact.
 """
 
 import re
@@ -23,31 +23,31 @@ TASK = TRAIN_TASKS[11]
 
 
 class Said(BaseModel):
-    """An answerer's reply. The reason comes first, so a chat model thinks before it answers."""
+    """An answerer's reply. The reason comes first, so that a chat model thinks before answering."""
 
     brief_reason: str
     yes_or_no: Literal["yes", "no", "n/a"]
     correct: bool
 
     def trusted(self) -> Answer:
-        """Return the answer of the knowledge base, unchanged."""
+        """Return the answer unchanged. Used for replies from the knowledge base."""
         return Answer(self.yes_or_no, self.correct, self.brief_reason)
 
     def checked(self, noun: Noun, question: str) -> Answer:
-        """Return a chat model's answer; "correct" counts only if the question names the noun."""
+        """Return a chat model's answer. "correct" only counts if the question names the noun."""
         correct = self.correct and mentions(question, noun.answer)
         return Answer("yes" if correct else self.yes_or_no, correct, self.brief_reason)
 
 
-# -- the script that stands in for the model -----------------------------------------------------
+# -- the scripted model --------------------------------------------------------------------------
 
 REPLY = re.compile(r"<\|im_start\|>assistant\n(?!<tool_call>)(.*?)<\|im_end\|>", re.DOTALL)
-"""The questions, but not the searches, in a prompt of the default renderer."""
+"""Matches questions (but not searches) in prompts from the default renderer."""
 ORACLE = OraclePlayer()
 
 
 def ask(prompt: str) -> str:
-    """Act as a model that knows every fact: ask the best next question after those of a prompt."""
+    """Act as a model that knows every fact and asks the best next question."""
     [category, *_] = re.findall(r"Category: (.+?)\.", prompt)
     game = QuestionGame(Noun("unknown", category, "train"))
     answers = re.findall(r"(yes|no|n/a)\. Category", prompt)
@@ -57,6 +57,6 @@ def ask(prompt: str) -> str:
 
 
 def play(agent: Callable[..., Any]) -> None:
-    """Play an episode and print it, with the game's transcript."""
+    """Play an episode and print it along with the game's transcript."""
     trajectory = play_game(agent, ask, TASK)
     print(f"\n{trajectory.transitions[-1].logs['transcript']}")

@@ -1,10 +1,10 @@
 """Twenty Questions as a CrewAI ``Flow``: ask, answer, router, finish.
 
-    ask -> answer -> router -> ask       until the noun is found, or the questions are used up
+    ask -> answer -> router -> ask       until the noun is found or there are no more questions
                      router -> finish
 
-Player and answerer are crew agents. The player's model is the policy: evert takes over calls to its
-name. The answerer's model is the knowledge base (a ``BaseLLM``), or a named chat model:
+The player and the answerer are CrewAI agents. The player's model is the policy, so evert takes over
+calls to its name. The answerer's model is the knowledge base (a ``BaseLLM``) or a named chat model:
 
     ChatAgentEnv(TwentyQuestionsFlow(answerer="judge"), task, models={"judge": ...})
 """
@@ -46,8 +46,8 @@ class TwentyQuestionsFlow:
     """The game as an agent.
 
     Attributes:
-        answerer: The answerer, or the name of a frozen chat model; None: evert's knowledge base.
-        search: The player's search tool; None: no tool.
+        answerer: The answerer or the name of a frozen chat model (default: the knowledge base).
+        search: The player's search tool (default: no search).
         rules: The rules of the game.
     """
 
@@ -57,7 +57,7 @@ class TwentyQuestionsFlow:
 
     def __call__(self, client, task):
         """Play one game; return 1.0 if the noun was found, else 0.0."""
-        set_suppress_console_output(True)  # only in this game's thread
+        set_suppress_console_output(True)  # only affects this thread
         game = QuestionGame(Noun(**task), self.rules)
         flow = GameFlow(
             client=client,
@@ -71,14 +71,14 @@ class TwentyQuestionsFlow:
 
 
 agent = TwentyQuestionsFlow()
-"""The game with the default options, without search."""
+"""The game with default options, i.e. without search."""
 
 
 # -- the flow ------------------------------------------------------------------------------------
 
 
 class State(BaseModel):
-    """The state of the flow: the game, the player's conversation, and the current question."""
+    """The flow's state: the game, the player's conversation, and the current question."""
 
     game: QuestionGame
     messages: list[dict[str, Any]] = []
@@ -110,7 +110,7 @@ class GameFlow(Flow[State]):
 
     @listen(ask)
     async def answer(self):
-        """Answer the question; a reply without a question gets n/a."""
+        """Answer the question. The answer is n/a if the reply contains no question."""
         game, question = self.state.game, self.state.question
         answer = NOTHING_ASKED
         if question:
@@ -122,24 +122,24 @@ class GameFlow(Flow[State]):
 
     @router(answer)
     def route(self):
-        """Choose the next question, or the end."""
+        """Continue with the next question, or finish."""
         return "over" if self.state.game.over else "next question"
 
     @listen("over")
     def finish(self):
-        """Log the game, and return the score."""
+        """Log the game and return the score."""
         return report(self.client, self.state.game)
 
 
 def asked_nothing(error):
-    """Return whether CrewAI's error means an empty reply, or the same search five times."""
+    """Return whether CrewAI failed because of an empty reply or five equal searches."""
     return isinstance(error, ToolExecutionFailedError) or "None or empty" in str(error)
 
 
 def conversation(output):
-    """Return the player's conversation without the system prompt, which the crew agent adds."""
+    """Return the player's conversation without the system prompt, which CrewAI adds itself."""
     messages = output.messages[1:]
-    if messages[-1]["role"] == "assistant":  # with tools, the reply is there, but stripped
+    if messages[-1]["role"] == "assistant":  # with tools, CrewAI strips whitespace from the reply
         messages.pop()
     return [*messages, {"role": "assistant", "content": output.raw}]
 
@@ -148,7 +148,7 @@ def conversation(output):
 
 
 def player_agent(model, tools, rules):
-    """Return the player; ``model`` is the policy's name."""
+    """Return the player agent; ``model`` is the policy's name."""
     return Agent(
         role="Player",
         goal="Find the secret answer in as few questions as you can.",
@@ -156,12 +156,12 @@ def player_agent(model, tools, rules):
         tools=tools,
         llm=LLM(model, provider="openai", api_key="unused"),
         max_iter=rules.max_searches + PATIENCE,
-        respect_context_window=False,  # else CrewAI also asks the policy for summaries
+        respect_context_window=False,  # otherwise the policy is also asked for summaries
     )
 
 
 def search_tool(search, flow):
-    """Return the player's tool. CrewAI limits its uses per kickoff, so per question."""
+    """Return the player's tool. CrewAI limits its uses per kickoff, i.e. per question."""
     rules = flow.state.game.rules
 
     @tool("search", max_usage_count=rules.max_searches)
@@ -173,7 +173,7 @@ def search_tool(search, flow):
 
 
 def answerer_agent(answerer, noun):
-    """Return the answerer; only its prompt has the noun."""
+    """Return the answerer agent. Only its prompt contains the noun."""
     if isinstance(answerer, str):
         model = LLM(answerer, provider="openai", api_key="unused")
     else:

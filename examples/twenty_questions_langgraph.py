@@ -1,10 +1,10 @@
 """Twenty Questions as a LangGraph ``StateGraph``: ask, search, answer, finish.
 
     ask -> search -> ask       with a search tool; the rules limit the searches per question
-    ask -> answer -> ask       until the noun is found, or the questions are used up
+    ask -> answer -> ask       until the noun is found or there are no more questions
            answer -> finish
 
-The player's model is the policy. The answerer is the knowledge base, or a named chat model:
+The player's model is the policy. The answerer is the knowledge base or a named chat model:
 
     ChatAgentEnv(TwentyQuestionsGraph(answerer="judge"), task, models={"judge": ...})
 """
@@ -35,10 +35,10 @@ from evert.envs.twenty_questions.search import SearchTool
 
 
 class State(TypedDict):
-    """The state of the graph.
+    """The graph's state.
 
-    ``searches`` are the searches since the last answer, ``refused`` counts searches over the limit;
-    ``score`` is set at the end.
+    ``searches`` contains the searches since the last answer, ``refused`` counts the searches over
+    the limit, and ``score`` is set at the end.
     """
 
     game: QuestionGame
@@ -53,8 +53,8 @@ class TwentyQuestionsGraph:
     """The game as an agent.
 
     Attributes:
-        answerer: The answerer, or the name of a frozen chat model; None: evert's knowledge base.
-        search: The player's search tool; None: no tool.
+        answerer: The answerer or the name of a frozen chat model (default: the knowledge base).
+        search: The player's search tool (default: no search).
         rules: The rules of the game.
     """
 
@@ -66,7 +66,7 @@ class TwentyQuestionsGraph:
         """Play one game; return 1.0 if the noun was found, else 0.0."""
         game = QuestionGame(Noun(**task), self.rules)
         messages = opening(game, "full", search=self.search is not None)
-        a_question = 2 * (self.rules.max_searches + PATIENCE) + 2  # maximum nodes per question
+        a_question = 2 * (self.rules.max_searches + PATIENCE) + 2  # max graph steps per question
         final = (
             await GameGraph(client, self.answerer, self.search)
             .compiled()
@@ -79,11 +79,11 @@ class TwentyQuestionsGraph:
 
 
 agent = TwentyQuestionsGraph()
-"""The game with the default options, without search."""
+"""The game with default options, i.e. without search."""
 
 
 class GameGraph:
-    """The graph of one game; its nodes are methods."""
+    """The graph for one game, whose nodes are methods."""
 
     def __init__(self, client, answerer, search):
         self.client = client
@@ -109,11 +109,11 @@ class GameGraph:
     # -- nodes -----------------------------------------------------------------------------------
 
     async def ask(self, state):
-        """Get the player's reply: a question, or a search."""
+        """Get the player's reply, which is a question or a search."""
         return {"messages": [await self.player.ainvoke(state["messages"])]}
 
     async def search(self, state):
-        """Run the player's searches, as far as the rules allow."""
+        """Run the player's searches, within the limit set by the rules."""
         searches, refused, results = list(state["searches"]), state["refused"], []
         for call in state["messages"][-1].tool_calls:
             query = str(call["args"].get("query", ""))
@@ -123,7 +123,7 @@ class GameGraph:
         return {"messages": results, "searches": searches, "refused": refused}
 
     async def answer(self, state):
-        """Answer the question; a reply without a question gets n/a."""
+        """Answer the question. The answer is n/a if the reply contains no question."""
         game, last = state["game"], state["messages"][-1]
         question = question_of(last.content) if isinstance(last, AIMessage) else ""
         answer = NOTHING_ASKED
@@ -135,22 +135,22 @@ class GameGraph:
         return {"messages": told, "searches": [], "refused": 0}
 
     def finish(self, state):
-        """Log the game, and set the score."""
+        """Log the game and set the score."""
         return {"score": report(self.client, state["game"])}
 
     # -- edges -----------------------------------------------------------------------------------
 
     def after_ask(self, state):
-        """Go to the search tool if there is one and the player calls it."""
+        """Run the search tool if the player called it and there is one."""
         calls = state["messages"][-1].tool_calls
         return "search" if calls and self.search_tool is not None else "answer"
 
     def after_search(self, state):
-        """Go back to the player, unless too many searches were refused."""
+        """Return to the player, unless too many searches were rejected."""
         return "ask" if state["refused"] < PATIENCE else "answer"
 
     def router(self, state):
-        """Go to the next question, or to the end."""
+        """Continue with the next question, or finish."""
         return "finish" if state["game"].over else "ask"
 
 
@@ -168,7 +168,7 @@ class ChatAnswerer:
 
 
 def chat_model(client, name):
-    """Return one of the episode's models: the policy, or a frozen model."""
+    """Return a chat model for the policy or for a frozen model."""
     return ChatOpenAI(
         model=name,
         api_key="unused",

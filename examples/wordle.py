@@ -1,11 +1,11 @@
-"""Wordle, after TextArena's game and prime-rl's example of that name, with its own word list.
+"""Wordle, based on TextArena's game and prime-rl's example, with our own word list.
 
     python benchmarks/experiments.py --only wordle
 
-TextArena's game loads its words from the network. This file has 112, spelled: "c r a n e". After a
-guess the agent gets a mark for each letter: right (G), elsewhere (Y) or absent (X). A solved game
-earns 1 plus the reciprocal of its turns; any other game earns a fifth for each G and a tenth for
-each Y of its last guess.
+TextArena's game downloads its word list, so this file has its own list of 112 words. They are
+spelled out ("c r a n e"). After each guess, the agent gets a mark for each letter: correct (G), in
+a different position (Y) or not in the word (X). Solving the game earns 1 + 1 / turns. Otherwise,
+the reward comes only from partial credit for the last guess: 0.2 for each G and 0.1 for each Y.
 """
 
 import random
@@ -36,7 +36,7 @@ RULES = (
 
 
 def marks(secret: str, guess: str) -> str:
-    """Return the marks of a guess: "GYXXX"."""
+    """Return the marks for a guess, such as "GYXXX"."""
     rest = Counter(letter for letter, other in zip(secret, guess, strict=True) if letter != other)
     result = ""
     for letter, other in zip(secret, guess, strict=True):
@@ -69,7 +69,7 @@ async def agent(client: AgentClient, secret: str) -> float:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, str]]]:
-    """Yield games for a warm-up, by a player who guesses words that fit all marks."""
+    """Yield warm-up games by a player whose guesses are consistent with all marks."""
     draw = random.Random(seed)
     while True:
         secret, fitting = draw.choice(TRAIN), WORDS

@@ -1,11 +1,11 @@
-"""Adds the public agents of examples/gallery to an environment that make_environment.py made.
+"""Adds the public agents from examples/gallery to an environment created by make_environment.py.
 
     python frameworks/add_agents.py openai3
 
-They are installed from ``frameworks/agents/<name>.txt`` without their requirements, whose pins
-conflict; the packages that they import are in the environment or in the same file. Examples that
-are only in a package's sources (``IN_SOURCES``) are taken from the sources of the installed
-version. Any failure ends this with an error.
+They are installed from ``frameworks/agents/<name>.txt`` without their dependencies, because the
+pins conflict. The packages they import are already in the environment or listed in the same file.
+Examples that only exist in a package's sources (``IN_SOURCES``) are copied from the sources of the
+installed version. Exits with an error if anything fails.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from run_uv import ROOT, run, uv
 
 AGENTS = ROOT / "frameworks" / "agents"
 IN_SOURCES = {"openai3": ("openai-agents", "examples")}
-"""Environment -> a package, and the folder of its sources that is installed beside it."""
+"""Environment -> a package and the folder in its sources to install next to it."""
 
 
 def main() -> None:
-    """Add the agents to the environment that the command line names, unless it has them."""
+    """Add the agents to the environment given on the command line, unless already done."""
     names = sorted(path.stem for path in AGENTS.glob("*.txt"))
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", choices=names)
@@ -33,9 +33,9 @@ def main() -> None:
     stamp = environment / "agents-from"
     fingerprint = fingerprint_of(requirements, environment / "made-from", Path(__file__))
     if stamp.exists() and stamp.read_text() == fingerprint:
-        print(f"the agents of {environment.relative_to(ROOT)} are up to date")
+        print(f"the agents in {environment.relative_to(ROOT)} are up to date")
         return
-    print(f"adding agents to {environment.relative_to(ROOT)}: a few seconds", flush=True)
+    print(f"adding agents to {environment.relative_to(ROOT)} (a few seconds)", flush=True)
     python = environment / "bin" / "python"
     uv("pip", "install", "--python", str(python), "--no-deps", "--requirement", str(requirements))
     if name in IN_SOURCES:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def add_from_sources(python: Path, package: str, folder: str) -> None:
-    """Unpack a folder of a package's sources beside the installed package."""
+    """Unpack a folder from a package's sources next to the installed package."""
     code = (
         "import importlib.metadata as m, sysconfig; "
         f"print(m.version('{package}'), sysconfig.get_path('purelib'))"
@@ -58,14 +58,14 @@ def add_from_sources(python: Path, package: str, folder: str) -> None:
 
 
 def unpack(package: str, version: str, folder: str, target: Path) -> None:
-    """Unpack a folder of a version's sources into ``target``, under the folder's name."""
+    """Download the sources of a package and unpack one of their folders into ``target``."""
     with tempfile.TemporaryDirectory() as download:
         what = ["--no-deps", "--no-binary", package, "--dest", download, f"{package}=={version}"]
         run(sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", "download", *what)
         [archive] = Path(download).iterdir()
         with tarfile.open(archive) as sources:
             for one in sources:
-                inside = one.name.partition("/")[2]  # without the folder named after the version
+                inside = one.name.partition("/")[2]  # without the top-level folder
                 if inside.startswith(f"{folder}/") and (content := sources.extractfile(one)):
                     path = target / inside
                     path.parent.mkdir(parents=True, exist_ok=True)

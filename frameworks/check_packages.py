@@ -1,11 +1,16 @@
-"""Builds the sdist, and the wheel from it, into ``dist/``, and checks both as users install them.
+"""Builds the sdist and the wheel into ``dist/`` and checks that users can install them.
 
     python frameworks/check_packages.py
 
-It builds a copy of the files here that git does not ignore. It checks the description, the wheel's
-files, and four installs: the wheel with its requirements in an empty environment, from git,
-editable beside a script, and from a clone without symbolic links. Except in the first and with
-``uvx``, the environment shares the requirements of ``.venv``.
+The packages are built from a copy of all files that git does not ignore. The script checks
+the description, the files in the wheel, and four ways to install evert:
+
+- the wheel and its dependencies, in an empty environment;
+- from git, with pip and with ``uvx``;
+- editable, with a script next to the checkout;
+- from a clone without symbolic links.
+
+The first and ``uvx`` install the dependencies. The others reuse those in ``.venv``.
 """
 
 import os
@@ -22,13 +27,13 @@ DIST = ROOT / "dist"
 CHECKS = ROOT / "build" / "checks"
 """Folder for checkouts and environments."""
 MAPPED = {"src/evert/": "evert/"} | {f"{n}/": f"evert/{n}/" for n in ("bridge", "envs", "trainers")}
-"""Folder of a checkout -> its folder in the wheel."""
+"""Folder in the checkout -> folder in the wheel."""
 EPISODE = ["evaluate", "env=identity", "models=evert-tiny", "max_tasks=1", "seeds=1", "out=played"]
 IMPORTS = "import evert.bridge, evert.envs, evert.trainers.cli; print(evert.__version__)"
 
 
 def main() -> None:
-    """Build, then check; exit at the first failure."""
+    """Build the packages and run all checks, exiting at the first failure."""
     for folder in (DIST, CHECKS):
         shutil.rmtree(folder, ignore_errors=True)
     CHECKS.mkdir(parents=True)
@@ -45,7 +50,7 @@ def main() -> None:
 
 
 def check_files(wheel: Path, checkout: Path) -> None:
-    """Check that the wheel has every file of the package that is in git, and no other."""
+    """Check that the wheel contains exactly the package's files that are tracked by git."""
     listed = run("git", "ls-files", *MAPPED, cwd=checkout).splitlines()
     links = {path for path in listed if (checkout / path).is_symlink()}
     tracked = {
@@ -57,11 +62,11 @@ def check_files(wheel: Path, checkout: Path) -> None:
     inside = {name for name in crcs(wheel) if ".dist-info/" not in name}
     differing = inside ^ tracked
     if differing:
-        sys.exit(f"The wheel and git differ: {sorted(differing)}")
+        sys.exit(f"The files in the wheel differ from those in git: {sorted(differing)}")
 
 
 def check_empty(wheel: Path) -> None:
-    """Check the wheel's command, version and an episode in an empty environment."""
+    """Check the command, the version and an episode after installing into an empty environment."""
     uv("venv", str(CHECKS / "empty"))
     python = str(CHECKS / "empty/bin/python")
     uv("pip", "install", "--python", python, "--constraint", "constraints.txt", str(wheel))
@@ -72,7 +77,7 @@ def check_empty(wheel: Path) -> None:
 
 
 def check_git(checkout: Path) -> None:
-    """Check installs by ``pip install git+...`` and by ``uvx --from``."""
+    """Check installing with ``pip install git+...`` and ``uvx --from``."""
     address = f"git+file://{checkout}"
     python = environment("git")
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", address)
@@ -82,7 +87,7 @@ def check_git(checkout: Path) -> None:
 
 
 def check_editable(checkout: Path) -> None:
-    """Check that a checkout's folder ``evert`` beside a script does not hide the package."""
+    """Check that an ``evert`` checkout next to a script does not shadow the package."""
     python = environment("editable")
     uv("pip", "install", "--python", python, "--no-deps", "--editable", str(checkout))
     (CHECKS / "script.py").write_text(IMPORTS)
@@ -90,7 +95,7 @@ def check_editable(checkout: Path) -> None:
 
 
 def check_unlinked(wheel: Path, checkout: Path) -> None:
-    """Check that a clone without symbolic links makes the same wheel, and works in place."""
+    """Check that a clone without symbolic links builds the same wheel and works in place."""
     clone = CHECKS / "unlinked"
     run("git", "clone", "--quiet", "-c", "core.symlinks=false", str(checkout), str(clone))
     assert not (clone / "src/evert/bridge").is_symlink()
@@ -98,14 +103,14 @@ def check_unlinked(wheel: Path, checkout: Path) -> None:
     [other] = CHECKS.glob("*.whl")
     differing = crcs(other).items() ^ crcs(wheel).items()
     if differing:
-        sys.exit(f"A checkout without links makes another wheel: {sorted(differing)}")
+        sys.exit(f"A checkout without symlinks builds a different wheel: {sorted(differing)}")
     python = environment("from_unlinked")
     uv("pip", "install", "--python", python, "--no-deps", "--editable", str(clone))
     run(python, "-c", IMPORTS, cwd=clone)
 
 
 def checkout_of_this_tree() -> Path:
-    """Make a repository with one commit: the files here that git does not ignore."""
+    """Create a repository with a single commit that has all files that git does not ignore."""
     checkout = CHECKS / "evert"
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     for name in filter(os.path.lexists, listed.split("\0")):
@@ -119,7 +124,7 @@ def checkout_of_this_tree() -> Path:
 
 
 def environment(name: str) -> str:
-    """Return the Python of a new environment that shares the packages of this script's Python."""
+    """Create an environment that can import this Python's packages; return its Python."""
     uv("venv", str(CHECKS / name))
     [packages] = (CHECKS / name).glob("lib/python*/site-packages")
     (packages / "requirements.pth").write_text(sysconfig.get_path("purelib"))
@@ -127,16 +132,16 @@ def environment(name: str) -> str:
 
 
 def crcs(wheel: Path) -> dict[str, int]:
-    """Return the checksum of each file."""
+    """Return the checksum of each file in the wheel."""
     return {file.filename: file.CRC for file in ZipFile(wheel).infolist()}
 
 
 def run(*command: str, cwd: Path = CHECKS) -> str:
-    """Run a command, and return what it prints."""
+    """Run a command and return its stdout."""
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=cwd, env=plain, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
-        sys.exit(f"failed with code {done.returncode}: {' '.join(command)}\n{done.stdout}")
+        sys.exit(f"failed with exit code {done.returncode}: {' '.join(command)}\n{done.stdout}")
     return done.stdout
 
 

@@ -1,9 +1,9 @@
-"""Makes ``.frameworks/programs``: agents in other languages, from npm (``package.json`` here).
+"""Creates ``.frameworks/programs`` with agents in other languages, using npm.
 
     python frameworks/make_programs.py
 
-Node.js 20 or newer and its npm must be installed. The folder is remade only when ``package.json``
-has changed. Any failure ends this with an error.
+The packages are listed in ``package.json``. Requires Node.js 20 or newer with npm. The folder is
+only recreated if ``package.json`` has changed. Exits with an error if anything fails.
 """
 
 import shutil
@@ -26,10 +26,10 @@ def main() -> None:
     npm = shutil.which("npm")
     if npm is None:
         sys.exit(
-            "npm was not found, but agents in other languages are tested with Node.js. Install "
-            "Node.js 20 or newer, and run this again."
+            "npm was not found. The tests of agents in other languages require Node.js. Install "
+            "Node.js 20 or newer and run this again."
         )
-    print(f"making {FOLDER.relative_to(ROOT)}: a few seconds", flush=True)
+    print(f"creating {FOLDER.relative_to(ROOT)} (a few seconds)", flush=True)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     shutil.copy(MANIFEST, FOLDER)

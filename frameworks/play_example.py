@@ -1,9 +1,10 @@
-"""Runs examples as evert agents, with a script as the model; ``play_examples.py`` starts it.
+"""Runs examples as evert agents with a scripted model. Started by ``play_examples.py``.
 
-Standard input is a list of jobs, each with the path of a file, the folder that it may import from,
-and where its result goes. Each file runs in its own forked process. The script replies to what
-the prompt shows: it calls the first tool once; if JSON is asked for, it makes a value that fits the
-schema; else it sends a sentence. Connections to other machines are refused.
+Reads a list of jobs from stdin, each with the path of a file, the folder that it can import from,
+and where to write the result. Each file runs in a separate, forked process. The scripted model
+bases its reply on the prompt: it calls the first tool once; if JSON is requested, it replies with a
+value that matches the schema; otherwise it replies with a sentence. Connections to other machines
+are refused.
 """
 
 import ast
@@ -33,17 +34,17 @@ from evert.bridge.clients.dialects.api import ApiResponse
 from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.tokens.renderer import prompt_renderer
 
-RENDERER = prompt_renderer(None)  # made once, before the processes are forked
+RENDERER = prompt_renderer(None)  # created once, before forking
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = ("agents", "anthropic", "google.genai", "instructor", "langchain.agents")
-"""Packages that most examples import; preloaded, so that each example starts faster."""
+"""Packages that most examples import, preloaded so that each example starts faster."""
 
 LIMIT = 60
-"""Maximum seconds for an example."""
+"""Maximum number of seconds per example."""
 
 SENTENCE = "It is sunny in Paris."
 TYPED = ["Paris", "yes", "no"]
-"""What the person at the keyboard types, before closing the input."""
+"""What the user types before closing stdin."""
 
 ACCOUNTS = {
     **dict.fromkeys(("ANTHROPIC_API_KEY", "GEMINI_API_KEY", "OPENAI_API_KEY"), "unused"),
@@ -51,20 +52,20 @@ ACCOUNTS = {
     **dict.fromkeys(("AZURE_OPENAI_ENDPOINT", "EXAMPLE_BASE_URL"), "https://example.com/v1"),
     "OPENAI_API_VERSION": "2026-01-01",
 }
-"""Variables of their users' accounts that examples read; any value will do."""
+"""Account variables that examples read from the environment. Any value will do."""
 
 SWITCHES = {"EXAMPLES_INTERACTIVE_MODE": "auto", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
-"""The first is a mode of openai-agents' examples, the second keeps its traces from being sent."""
+"""Runs openai-agents' examples non-interactively, and disables its tracing."""
 
 STRINGS = {"date": "2026-01-31", "date-time": "2026-01-31T12:00:00Z", "email": "ada@example.com"}
 STRINGS |= {"time": "12:00:00", "uri": "https://example.com", "duration": "PT1H"}
 
 
-# -- the script ----------------------------------------------------------------------------------
+# -- the scripted model --------------------------------------------------------------------------
 
 
 def reply(prompt: str) -> str:
-    """Return the script's reply to a prompt of the default renderer."""
+    """Return the scripted model's reply to a prompt from the default renderer."""
     offered = re.search(r"^<tools>\n(.*?)\n</tools>$", prompt, re.DOTALL | re.MULTILINE)
     tools = [json.loads(line)["function"] for line in offered[1].splitlines()] if offered else []
     conversation = prompt[offered.end() :] if offered else prompt
@@ -81,7 +82,7 @@ def reply(prompt: str) -> str:
 
 
 def objects(text: str) -> list[dict[str, Any]]:
-    """Return the JSON objects in a text, without those inside others."""
+    """Return all top-level JSON objects in a text."""
     decoder, found, place = json.JSONDecoder(), [], 0
     while (place := text.find("{", place)) >= 0:
         try:
@@ -93,7 +94,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 def value_of(schema: Any, root: Any = None) -> Any:
-    """Return a value that fits a JSON schema, as far as its keywords are known here."""
+    """Return a value that matches a JSON schema, as far as its keywords are supported here."""
     if not isinstance(schema, dict):
         return SENTENCE
     root = root or schema
@@ -130,12 +131,12 @@ def value_of(schema: Any, root: Any = None) -> Any:
 
 
 def run(path: Path) -> None:
-    """Run a file as Python would; one with ``await`` outside of functions as a notebook would."""
+    """Run a file as Python would, or as a notebook would if it has a top-level ``await``."""
     source = path.read_text()
     code = compile(source, str(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if code.co_flags & inspect.CO_COROUTINE:
         asyncio.run(eval(code, {"__name__": "__main__", "__file__": str(path)}))
-    elif re.search(r"^\s*from \.", source, re.MULTILINE):  # it is part of a package
+    elif re.search(r"^\s*from \.", source, re.MULTILINE):  # part of a package
         module = ".".join(path.relative_to(sys.path[0]).with_suffix("").parts)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
@@ -144,13 +145,13 @@ def run(path: Path) -> None:
 
 
 async def play(path: Path) -> dict[str, Any]:
-    """Play an example; return how it ended, and what it did until then."""
+    """Play an example; return how it ended and what it did."""
     refused, elsewhere, problems = watch_refusals(), refuse_hosts(), []
 
     def agent(path: Path) -> float:
         try:
             run(path)
-        except (EOFError, SystemExit) as end:  # no more input, or the program has ended
+        except (EOFError, SystemExit) as end:  # no more input, or the program has exited
             if isinstance(end, SystemExit) and end.code:
                 problems.append(repr(end))
         except BaseException as error:
@@ -176,7 +177,7 @@ async def play(path: Path) -> dict[str, Any]:
 
 
 def watch_refusals() -> list[str]:
-    """Return a list that collects the error messages of requests that evert refuses."""
+    """Return a list that collects the error messages of requests rejected by evert."""
     refused: list[str] = []
     read = Endpoint.read
 
@@ -191,7 +192,7 @@ def watch_refusals() -> list[str]:
 
 
 def refuse_hosts() -> set[str]:
-    """Refuse all hosts but this machine; return a set that collects them."""
+    """Refuse connections to other machines; return a set that collects their hosts."""
     hosts: set[str] = set()
 
     def refuse(event: str, arguments: tuple[Any, ...]) -> None:
@@ -211,14 +212,14 @@ def refuse_hosts() -> set[str]:
 
 
 def in_its_process(path: str, folder: str, result: str) -> None:
-    """Play an example in a process that was forked for it, and write the result."""
+    """Play an example in a process forked for it, and write the result."""
     os.setsid()
     os.chdir(Path(path).parent)
     with open(f"{result}.log", "wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     sys.argv = [path]
-    sys.path[0] = folder  # as if Python had been started there
+    sys.path[0] = folder  # as if Python had been started in this folder
     typed = itertools.chain(TYPED)
 
     def typing(prompt: object = "") -> str:
@@ -230,33 +231,33 @@ def in_its_process(path: str, folder: str, result: str) -> None:
     played = asyncio.run(play(Path(path)))
     Path(result).write_text(json.dumps(played))
     sys.stdout.flush()
-    os._exit(0)  # threads of the example may wait forever
+    os._exit(0)  # the example's threads may block forever
 
 
 def play_in_time(job: dict[str, str]) -> dict[str, Any]:
-    """Play an example in its own process; return the job with the result."""
+    """Play an example in a separate process; return the job with the result."""
     started = time.monotonic()
     process = FORKS.Process(target=in_its_process, args=(job["path"], job["folder"], job["result"]))
     process.start()
-    group: Any = process.pid  # it leads its own group
+    group: Any = process.pid  # it is the leader of its process group
     process.join(LIMIT)
     if process.is_alive():
         os.killpg(group, signal.SIGKILL)
-        problem = f"it did not end within {LIMIT} s"
+        problem = f"it did not finish within {LIMIT} s"
     else:
-        problem = f"its process ended with {process.exitcode}"
+        problem = f"its process exited with {process.exitcode}"
     process.join()
     with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)  # processes that it left behind
+        os.killpg(group, signal.SIGKILL)  # leftover processes
     result = Path(job["result"])
     played = json.loads(result.read_text()) if result.exists() else {"problem": problem}
     return {**job, **played, "seconds": round(time.monotonic() - started, 1)}
 
 
 def main() -> None:
-    """Play the examples that standard input names, two at a time; print a line for each."""
+    """Play the examples listed on stdin, two in parallel; print a line for each."""
     os.environ |= ACCOUNTS | SWITCHES
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # else nothing is preloaded
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # required for preloading
     FORKS.set_forkserver_preload(["play_example", *PRELOADED])
     with ThreadPoolExecutor(2) as pool:
         for played in pool.map(play_in_time, json.load(sys.stdin)):

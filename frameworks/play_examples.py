@@ -1,12 +1,13 @@
-"""Plays the examples that SDKs ship, unchanged, with a script as the model: ``make examples``.
+"""Plays the examples that ship with SDKs, unchanged, with a scripted model: ``make examples``.
 
-    python frameworks/play_examples.py [--only WORDS] [--out PATH]
+    python frameworks/play_examples.py [--only PATTERN] [--out PATH]
 
-``examples.toml`` says which examples: files of the packages' sources, and Python blocks of their
-READMEs and docstrings that call a model, except those that need more than a script. It lists the
-failures to expect, with their reasons; any other outcome ends this with an error. A block is played
-after the blocks of its page that define the names it uses. ``play_example.py`` plays one. Results
-go to ``PATH.json``, and the table of ``benchmarks/README.md`` to ``PATH.md``.
+``examples.toml`` determines which examples are played. Examples are files in the packages' sources,
+and Python blocks in their READMEs and docstrings. Examples that do not call a model, or that need
+more than a scripted model, are excluded. ``examples.toml`` also lists the expected failures and
+their reasons. Any other outcome is an error. A block is played together with the earlier blocks on
+its page that define the names it uses. ``play_example.py`` plays a single example. Results are
+written to ``PATH.json``, and the table for ``benchmarks/README.md`` to ``PATH.md``.
 """
 
 import argparse
@@ -40,21 +41,21 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 @dataclass
 class Example:
-    """One file, or one block of a page; ``name`` is its name in the tables."""
+    """A file, or a block on a page. ``name`` is its name in the tables."""
 
     package: str
     name: str
     code: str
-    path: Path | None = None  # a file's, relative to its sources
-    before: list[str] = field(default_factory=list)  # the blocks that it needs
-    missing: set[str] = field(default_factory=set)  # the names that its page does not define
+    path: Path | None = None  # for files: relative to the sources
+    before: list[str] = field(default_factory=list)  # earlier blocks that it needs
+    missing: set[str] = field(default_factory=set)  # names that its page does not define
 
 
-# -- what there is -------------------------------------------------------------------------------
+# -- finding examples ----------------------------------------------------------------------------
 
 
 def examples() -> Iterator[Example]:
-    """Yield all files and blocks of the packages, whether they are played or not."""
+    """Yield all files and blocks in the packages, including those that are not played."""
     for package in TABLE["packages"]:
         yield from files_of(package["name"]) if package.get("files") else ()
         for page, text in pages_of(package):
@@ -62,7 +63,7 @@ def examples() -> Iterator[Example]:
 
 
 def files_of(package: str) -> Iterator[Example]:
-    """Yield the Python files among the examples in a package's sources, which are fetched once."""
+    """Yield the Python examples in a package's sources, downloading them if necessary."""
     sources = ENVIRONMENT / "sources" / package
     if not sources.exists():
         unpack(package, version_of(package), "examples", sources)
@@ -78,7 +79,7 @@ def version_of(package: str) -> str:
 
 
 def pages_of(package: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a package's README, and the docstrings of its public modules, with their names."""
+    """Yield the names and texts of a package's README and its public docstrings."""
     name = package["name"]
     [metadata] = PACKAGES.glob(f"{name.replace('-', '_')}-*.dist-info/METADATA")
     yield "README", metadata.read_text().partition("\n\n")[2]
@@ -88,7 +89,7 @@ def pages_of(package: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def docstrings_of(tree: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the docstrings below a node, private names left out."""
+    """Yield all docstrings below a node, except for private names."""
     if isinstance(tree, (ast.Module, *FUNCTIONS)):
         yield name, ast.get_docstring(tree) or ""
         for node in tree.body:
@@ -98,7 +99,7 @@ def docstrings_of(tree: ast.AST, name: str) -> Iterator[tuple[str, str]]:
 
 
 def blocks_of(package: str, page: str, text: str) -> Iterator[Example]:
-    """Yield the Python blocks of a page, each with the earlier ones that it needs."""
+    """Yield the Python blocks on a page, each with the earlier blocks that it needs."""
     blocks = [(m.start(), m[2]) for style in (FENCED, DIRECTIVE) for m in style.finditer(text)]
     before: list[str] = []
     for number, (_, block) in enumerate(sorted(blocks), 1):
@@ -113,9 +114,10 @@ def blocks_of(package: str, page: str, text: str) -> Iterator[Example]:
 
 
 def needed(code: str, before: list[str]) -> tuple[list[str], set[str]]:
-    """Return earlier blocks that define names some code uses, and names that none defines.
+    """Return the earlier blocks that some code needs, and the names that no block defines.
 
-    If several blocks define a name, take the one that uses the fewest other names; then the first.
+    If several blocks define a name, use the one that needs the fewest other names (on ties, the
+    first).
     """
     chosen: set[int] = set()
     missing: set[str] = set()
@@ -134,7 +136,7 @@ def needed(code: str, before: list[str]) -> tuple[list[str], set[str]]:
 
 
 def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes below a node, except those inside functions and classes."""
+    """Yield all nodes below a node, except for those inside functions and classes."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, (*FUNCTIONS, ast.Lambda)):
@@ -142,7 +144,7 @@ def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def defined(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return the names that nodes define."""
+    """Return the names defined by some nodes."""
     names = set()
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -162,7 +164,7 @@ def globals_of(code: str) -> set[str]:
 
 
 def undefined(code: str) -> set[str]:
-    """Return names that a block uses before it defines them, or never; functions run last."""
+    """Return names that a block uses before defining them, assuming that functions run last."""
     body = ast.parse(code).body
     functions = [statement for statement in body if isinstance(statement, FUNCTIONS)]
     others = [statement for statement in body if not isinstance(statement, FUNCTIONS)]
@@ -171,18 +173,18 @@ def undefined(code: str) -> set[str]:
     for statement in [*others, *functions]:
         nodes = [*ast.walk(statement)]
         used = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-        # An assignment computes its value before it binds the name.
+        # An assignment evaluates its value before it binds the name.
         inside = defined(ast.walk(getattr(statement, "value", None) or statement))
         missing |= used - known - inside
         known |= defined(nodes)
     return missing
 
 
-# -- which are played ----------------------------------------------------------------------------
+# -- selecting examples --------------------------------------------------------------------------
 
 
 def exclusion(example: Example) -> str | None:
-    """Return why an example is not played; None if it is."""
+    """Return why an example is not played, or None if it is."""
     if example.missing:
         return "its page does not define a name that it uses"
     for reason, pattern in TABLE["excluded"].items():
@@ -192,7 +194,7 @@ def exclusion(example: Example) -> str | None:
 
 
 def failure_of(example: str, problem: str) -> dict[str, str] | None:
-    """Return the row of ``failures`` for an example with this problem; None if unexpected."""
+    """Return the entry in ``failures`` for an example's problem, or None if it is unexpected."""
     for failure in TABLE["failures"]:
         if example in failure["examples"] and re.search(failure["error"], problem):
             return dict(failure)
@@ -203,7 +205,7 @@ def failure_of(example: str, problem: str) -> dict[str, str] | None:
 
 
 def play(chosen: list[Example], folder: Path) -> Iterator[dict[str, Any]]:
-    """Play examples in copies of their sources, and yield each result."""
+    """Play examples in copies of their sources and yield the results."""
     jobs = []
     for number, example in enumerate(chosen):
         home = folder / str(number)
@@ -227,32 +229,32 @@ def play(chosen: list[Example], folder: Path) -> Iterator[dict[str, Any]]:
         json.dump(jobs, pipe)
     yield from map(json.loads, pipes.stdout)
     if process.wait():
-        sys.exit("The player ended with an error.")
+        sys.exit("play_example.py exited with an error.")
 
 
 def problem_of(played: dict[str, Any]) -> str | None:
-    """Return what kept an example from being played to its end; None if nothing did."""
+    """Return what went wrong with an example, or None if it was played successfully."""
     if played["problem"] is not None:
         return str(played["problem"])
     if not played["calls"]:
-        return "it made no call"
-    return None if played["exact"] else "its tokens are not those that were sampled"
+        return "it made no model call"
+    return None if played["exact"] else "its tokens differ from the sampled tokens"
 
 
 def surprise(played: dict[str, Any]) -> str | None:
-    """Return how an outcome differs from the table of failures; None if it does not."""
+    """Return why an outcome is unexpected, or None if it matches the expected failures."""
     problem, name = problem_of(played), played["example"]
     if problem is not None:
         return None if failure_of(name, problem) else f"{name}: {problem}"
     listed = any(name in failure["examples"] for failure in TABLE["failures"])
-    return f"{name}: played, though listed as a failure" if listed else None
+    return f"{name}: played, but listed as a failure" if listed else None
 
 
 # -- the table -----------------------------------------------------------------------------------
 
 
 def table(every: list[Example], results: list[dict[str, Any]]) -> str:
-    """Return the results in Markdown: numbers per package, reasons of failures, exclusions."""
+    """Return the results as Markdown: counts per package, failures and exclusions."""
     lines = [
         "| package | examples | played | failed | calls | tool calls |",
         "|---|---|---|---|---|---|",
@@ -275,10 +277,10 @@ def table(every: list[Example], results: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Play the examples that the command line selects."""
+    """Play the examples selected on the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="", help="a pattern for the examples' names")
-    parser.add_argument("--out", default=str(ENVIRONMENT / "played"), help="where results go")
+    parser.add_argument("--only", default="", help="only play examples that match this pattern")
+    parser.add_argument("--out", default=str(ENVIRONMENT / "played"), help="where to write results")
     options = parser.parse_args()
     every = [example for example in examples() if re.search(TABLE["calls"], example.code)]
     chosen = [example for example in every if exclusion(example) is None]
@@ -297,7 +299,7 @@ def main() -> None:
         listed = {name for failure in TABLE["failures"] for name in failure["examples"]}
         surprises += [f"{name}: listed as a failure, but not played" for name in listed - names]
     if surprises:
-        sys.exit("\n".join(["", "Not as in examples.toml:", *surprises]))
+        sys.exit("\n".join(["", "Outcomes that differ from examples.toml:", *surprises]))
 
 
 if __name__ == "__main__":

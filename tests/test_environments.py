@@ -1,4 +1,4 @@
-"""``frameworks``: the Python of an environment, and the indexes that it is installed from."""
+"""``frameworks``: the Python version for an environment, and the package indexes it uses."""
 
 import runpy
 import sys
@@ -10,12 +10,12 @@ import pytest
 FRAMEWORKS = Path(__file__).parent.parent / "frameworks"
 
 OTHER = "3.99"
-"""A Python that nobody has."""
+"""A Python version that does not exist."""
 
 
 @pytest.fixture
 def python_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], str]:
-    """Return the function, with an empty PATH and an empty pyenv in ``tmp_path``."""
+    """Return ``python_for``, with an empty PATH and an empty pyenv in ``tmp_path``."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
     monkeypatch.syspath_prepend(FRAMEWORKS)
@@ -32,7 +32,7 @@ def write_python(path: Path, *, works: bool) -> str:
     return str(path)
 
 
-def test_the_python_of_an_environment_is_this_one_the_paths_or_pyenvs(
+def test_an_environment_uses_this_python_or_one_from_path_or_pyenv(
     python_for: Callable[[str], str], tmp_path: Path
 ) -> None:
     pyenvs = tmp_path / "pyenv/versions" / f"{OTHER}.1" / "bin/python"
@@ -41,15 +41,15 @@ def test_the_python_of_an_environment_is_this_one_the_paths_or_pyenvs(
     with pytest.raises(SystemExit) as ended:
         python_for("other")
     assert ended.value.code == (
-        f"The environment other needs Python {OTHER}, but there is no python{OTHER} on the PATH "
-        f"or under {tmp_path / 'pyenv'}. Install it (pyenv install {OTHER}), and run this again."
+        f"The other environment requires Python {OTHER}, but there is no python{OTHER} on the PATH "
+        f"or under {tmp_path / 'pyenv'}. Install it (pyenv install {OTHER}) and run this again."
     )
     assert write_python(tmp_path / f"python{OTHER}", works=True) == python_for("other")
     write_python(tmp_path / f"python{OTHER}", works=False)
     assert write_python(pyenvs, works=True) == python_for("other")
 
 
-def test_uv_uses_pips_indexes_and_variables_override_files(
+def test_uv_uses_pips_indexes_and_environment_variables_override_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = tmp_path / "pip.conf"

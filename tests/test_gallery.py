@@ -1,4 +1,4 @@
-"""The gallery of public agents: its page agrees with the files."""
+"""The gallery of public agents: its page matches the files."""
 
 import ast
 import json
@@ -14,12 +14,12 @@ from evert.trainers.commands import train
 ROOT = Path(__file__).parent.parent
 TABLE = rows()
 PARTS = {"scoring", "broken_calculator"}
-"""Files of the gallery that are no agent."""
+"""Files in the gallery that are not agents."""
 FILES = sorted(path for path in GALLERY.glob("*.py") if path.stem not in PARTS)
 
 
 def pins(environment: str) -> set[str]:
-    """Return the lines ``package==version`` of an environment, without extras."""
+    """Return an environment's ``package==version`` lines, without extras."""
     folder = ROOT / "frameworks"
     if environment == "programs":
         npm = json.loads((folder / "package.json").read_text())["dependencies"]
@@ -29,7 +29,7 @@ def pins(environment: str) -> set[str]:
     return {re.sub(r"\[.*\]", "", line) for line in text.splitlines() if "==" in line}
 
 
-def test_every_agent_has_a_row_and_is_played_in_the_rows_environment() -> None:
+def test_every_agent_has_a_row_and_is_played_in_the_environment_stated_there() -> None:
     played = {name: environment for environment, names in PUBLIC.items() for name in names}
     made = re.findall(r"make_environment\.py (\w+)", PAGE.read_text())
 
@@ -39,7 +39,7 @@ def test_every_agent_has_a_row_and_is_played_in_the_rows_environment() -> None:
     assert set(made) <= {path.stem for path in (ROOT / "frameworks").glob("*.txt")}
 
 
-def test_row_and_file_agree_on_glue_version_source_and_command() -> None:
+def test_rows_match_their_files_glue_version_source_and_command() -> None:
     licence = r"\((MIT|Apache-2\.0|Anthropic's terms)\)"
     for path in FILES:
         row, text = TABLE[path.stem], path.read_text()

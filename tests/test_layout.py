@@ -1,4 +1,4 @@
-"""The layout of the project. (``make lint`` checks which room may import which.)"""
+"""The layout of the project. (``make lint`` checks which rooms may import each other.)"""
 
 import ast
 import importlib
@@ -20,17 +20,17 @@ from evert.envs.twenty_questions import VARIANTS
 ROOT = Path(__file__).parent.parent
 FACE = ROOT / "src" / "evert"
 FOLDERS = ("bridge", "envs", "trainers")
-"""In the order in which they may import each other: each one those before it."""
+"""Import order: each folder may only import the ones before it."""
 SUBFOLDERS = sorted(
     str(path.parent.relative_to(ROOT))
     for folder in FOLDERS
     for path in (ROOT / folder).rglob("__init__.py")
     if path.parent != ROOT / folder
 )
-"""The rooms, and the folders of games."""
+"""The rooms and the games' folders."""
 
 AGENTS = "src/evert/agents"
-"""The ready agents: in the package itself, beside the three folders."""
+"""The ready-made agents, which are in the package itself."""
 
 MAKING = "bases"
 """The scripts that made the shipped bases."""
@@ -45,7 +45,7 @@ HOMES = {
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
 }
-"""Public name -> the module it lives in, as type checkers see it."""
+"""Maps each public name to the module that defines it, as seen by type checkers."""
 
 
 def module_name(path: Path) -> str:
@@ -53,7 +53,7 @@ def module_name(path: Path) -> str:
 
 
 def python(code: str, cwd: Path) -> str:
-    """Return what a fresh interpreter outside the checkout prints."""
+    """Run code in a fresh interpreter outside the checkout and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False
     )
@@ -62,7 +62,7 @@ def python(code: str, cwd: Path) -> str:
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Yield every module and member that a file imports, at its top or in a function."""
+    """Yield every module and member that a file imports, including inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -80,13 +80,13 @@ def test_our_folders_are_never_imported_as_top_level_packages() -> None:
     assert [found for found in imports if found[1].partition(".")[0] in FOLDERS] == []
 
 
-def test_packages_links_and_folders_agree_and_are_flat() -> None:
+def test_packages_links_and_folders_match_and_are_flat() -> None:
     links = {path.name: path for path in FACE.iterdir() if path.is_symlink()}
     rooms = [folder for folder in (*FOLDERS, *SUBFOLDERS) if not folder.startswith("envs/")]
 
     assert {n: link.readlink() for n, link in links.items()} == {
         folder: Path("..", "..", folder) for folder in FOLDERS
-    }  # relative, so that a checkout may move
+    }  # relative, so that a checkout can be moved
     packages = ["evert", "evert.agents", *sorted(f"evert.{r.replace('/', '.')}" for r in rooms)]
     assert SETUPTOOLS["packages"] == packages
     for folder in (*FOLDERS, *SUBFOLDERS):
@@ -108,7 +108,7 @@ def test_every_public_name_is_visible_to_type_checkers_and_loads_from_its_module
         getattr(evert, "ChatEnv")  # noqa: B009 (type checkers know better)
 
 
-def test_every_error_of_a_module_that_users_meet_is_public() -> None:
+def test_every_error_defined_in_a_public_module_is_public() -> None:
     for module in ("evert.bridge.errors", *sorted({*HOMES.values()} - {"evert"})):
         members = vars(importlib.import_module(module)).values()
         own = [value for value in members if getattr(value, "__module__", None) == module]
@@ -136,7 +136,7 @@ def test_the_distribution_claims_only_the_name_evert() -> None:
     assert not [file for file in files if file.parts[0].removesuffix(".py") in FOLDERS]
 
 
-def test_a_users_own_folder_of_the_same_name_is_found(tmp_path: Path) -> None:
+def test_a_users_own_folder_with_the_same_name_can_be_imported(tmp_path: Path) -> None:
     code = ""
     for name in FOLDERS:
         (tmp_path / name).mkdir()
@@ -151,7 +151,7 @@ MAP_LINE = re.compile(r"^    (\w+(?:\.py|/))\s+\S", re.MULTILINE)
 
 
 def test_every_packages_map_lists_exactly_its_modules() -> None:
-    """Games are exempt, because adding one changes no other file."""
+    """Games are exempt, because adding a game should not change any other file."""
     found = {f"envs/{name}{end}" for name in games() for end in (".py", "/")}
     for folder in PACKAGES:
         told = ast.get_docstring(TREES[ROOT / folder / "__init__.py"], clean=False) or ""
@@ -166,7 +166,7 @@ def test_every_packages_map_lists_exactly_its_modules() -> None:
 
 
 OTHERS_SURFACES = {"TrainingClient", "ServiceClient", "RestClient", "SamplingClient"}
-"""Classes that stand for one of the Tinker SDK's, method for method."""
+"""Classes that replicate a class of the Tinker SDK method by method."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -1,4 +1,4 @@
-"""A test that leaves something behind fails alone, and its leftovers are ended."""
+"""A test that leaves something behind is the only one to fail, and its leftovers are cleaned up."""
 
 import os
 import subprocess
@@ -54,11 +54,11 @@ timeout = 60
 """
 
 
-def test_leftovers_of_a_test_fail_only_that_test_and_are_ended(tmp_path: Path) -> None:
+def test_leftovers_only_fail_the_test_that_left_them_and_are_cleaned_up(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text(SETTINGS)
     (tmp_path / "conftest.py").write_text("from tests import leftovers\n\nleftovers.PATIENCE = 1.0")
-    # As nohup and a shell's background job start it.
+    # Ignore signals like nohup or a shell's background job would.
     ignoring = "trap '' HUP INT QUIT TERM; exec \"$@\""
     run = [sys.executable, "-m", "pytest", "-p", "tests.leftovers", "-p", "no:cacheprovider", "-q"]
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}

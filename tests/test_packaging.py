@@ -1,6 +1,6 @@
-"""What is published: packages, their description, texts for agents, and the workflows.
+"""Everything we publish: packages, their description, texts for coding agents, and workflows.
 
-(``make wheel`` builds the packages and installs them.)
+(``make wheel`` builds and installs the packages.)
 """
 
 import re
@@ -32,7 +32,7 @@ def setup_arguments(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
     return arguments
 
 
-def test_the_wheel_has_all_files_except_the_scripts_of_the_bases(
+def test_the_wheel_contains_all_files_except_the_base_training_scripts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     arguments = setup_arguments(ROOT, monkeypatch)
@@ -52,13 +52,13 @@ def test_the_wheel_has_all_files_except_the_scripts_of_the_bases(
     assert {path.split("/")[2] for path in built if path.startswith("evert/bases/")} == {*BASES}
 
 
-def test_an_editable_install_is_one_path_or_a_mapping_without_links(
+def test_an_editable_install_uses_one_path_or_a_mapping_if_there_are_no_symlinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "src/evert").mkdir(parents=True)
     for file in ("setup.py", "pyproject.toml", "README.md", "src/evert/__init__.py"):
         shutil.copy(ROOT / file, tmp_path / file)
-    for name in FOLDERS:  # as git writes a link where it may make none
+    for name in FOLDERS:  # where symlinks are not supported, git writes them as text files
         (tmp_path / "src/evert" / name).write_text(f"../../{name}")
 
     assert setup_arguments(ROOT, monkeypatch)["package_dir"] == {"": "src"}
@@ -66,7 +66,7 @@ def test_an_editable_install_is_one_path_or_a_mapping_without_links(
     assert setup_arguments(tmp_path, monkeypatch)["package_dir"] == mapped
 
 
-def test_the_description_has_the_readmes_links_as_urls_of_this_version(
+def test_links_in_the_description_are_urls_for_this_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = setup_arguments(ROOT, monkeypatch)["long_description"]
@@ -84,7 +84,7 @@ def test_agents_md_and_llms_txt_are_up_to_date_and_short() -> None:
     stale = [name for name, text in texts.items() if (ROOT / name).read_text() != text]
     assert stale == [], "Run: python docs/for_agents.py"
     assert len(texts["AGENTS.md"].splitlines()) <= 80
-    title, _, summary, *lines = texts["llms.txt"].splitlines()  # the form of llmstxt.org
+    title, _, summary, *lines = texts["llms.txt"].splitlines()  # the format from llmstxt.org
     assert (title, summary[:2]) == ("# evert", "> ")
     links = [line for line in lines if line.startswith("- ")]
     assert all(re.match(r"- \[[^]]+\]\(https://\S+\): \S", line) for line in links)

@@ -1,6 +1,6 @@
-"""The private parts of other packages that evert uses because no public way exists.
+"""Private parts of other packages that evert uses because there is no public alternative.
 
-Each has a comment beside its use. If one of them is removed, its test here fails and names it.
+A comment explains each use. If another package removes one of them, its test here fails.
 """
 
 import ast
@@ -43,7 +43,7 @@ SERVICE_LOAD = "_create_training_client_via_load_weights_submit"
 
 
 def chz_field() -> Any:
-    """Return a field of a settings class, with a default."""
+    """Return a chz field with a default."""
 
     @chz.chz
     class Settings:
@@ -78,7 +78,7 @@ PRIVATE_PARTS: dict[str, Callable[[], object]] = {
 OTHER_ENVIRONMENTS = {
     "_gateway", "_load_scenario", "_merge_env", "_mount_targets", "_obj_tree_tempdir", "_ws",
 }  # fmt: skip
-"""Of packages that .venv lacks: the tests in these packages' environments use them."""
+"""Private parts of packages that are not in .venv. Tests in their environments use them."""
 
 
 @pytest.mark.parametrize("name", PRIVATE_PARTS)
@@ -91,7 +91,7 @@ def private(name: str) -> bool:
 
 
 def used(tree: ast.AST) -> Iterator[str]:
-    """Yield private names that a module reads from other objects."""
+    """Yield private names that a module accesses on other objects."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(attr=name) if private(name):
@@ -103,7 +103,7 @@ def used(tree: ast.AST) -> Iterator[str]:
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
-    """Yield a module's names: functions, classes, fields, attributes of ``self``, slots."""
+    """Yield the names a module defines: functions, classes, fields, attributes and slots."""
     for node in ast.walk(tree):
         match node:
             case (
@@ -118,7 +118,7 @@ def defined(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
-def test_no_other_private_part_is_used() -> None:
+def test_no_other_private_parts_are_used() -> None:
     ours = {name for tree in TREES.values() for name in defined(tree)} - {*PRIVATE_PARTS}
     theirs = {name for tree in TREES.values() for name in used(tree)} - ours
     assert theirs - {*PRIVATE_PARTS, "_exit"} == OTHER_ENVIRONMENTS  # os._exit is documented

@@ -1,23 +1,23 @@
-"""The embedded engine, training, evaluation; on top of bridge and games.
+"""The embedded engine, training and evaluation, built on top of the bridge and the games.
 
-The rooms; each imports only those above it:
+Each package only imports from the packages listed above it:
 
-    system/          this machine: files, processes, running a command
-    engine/          Tinker's clients in this process
-    rundir/          the files that a run leaves in its folder
-    config/          the settings that a user gives, read and checked
-    serving/         the engine as a server of token ids, and clients of such servers
+    system/          files and processes on this machine, and running commands
+    engine/          an in-process implementation of Tinker's clients
+    rundir/          reading and writing the files in a run's folder
+    config/          parsing and validating user settings
+    serving/         an HTTP server for the engine, and clients for such servers
     workers/         rollouts in other processes and on other machines
-    episodes/        playing episodes, their players and their results
-    reporting/       runs as data, and every figure
-    viewing/         the page of runs and their episodes, live or saved
-    loop/            the parts of a training loop of your own
-    training/        one training run
-    sweeping/        a search over settings
-    integrations/    TRL, verl, verifiers, Harbor
-    commands/        the commands, one module each
+    episodes/        playing episodes, and scoring the results
+    reporting/       loading runs, and drawing all plots
+    viewing/         the web page that shows runs and episodes, live or saved
+    loop/            building blocks for writing your own training loop
+    training/        a single training run
+    sweeping/        searching over settings
+    integrations/    TRL, verl, verifiers and Harbor
+    commands/        the CLI commands, one module each
 
-And the ``evert`` command:
+The entry point of the ``evert`` command:
 
-    cli.py           runs the command that its first argument names
+    cli.py           runs the command given as the first argument
 """

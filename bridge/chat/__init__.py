@@ -1,13 +1,13 @@
-"""A model call and its reply, for every API.
+"""API-independent types for model calls and their replies.
 
 In reading order:
 
-    bad_requests.py  the HTTP 400 errors that agents get
-    fields.py        which fields of a request are supported, and their readers
-    message_equality.py  hashable keys, which are equal if two messages are equal
-    messages.py      converts agents' messages to the form that renderers take
+    bad_requests.py  the HTTP errors returned to agents
+    fields.py        which request fields are supported, and functions that read them
+    message_equality.py  hashable keys for comparing messages
+    messages.py      converts agents' messages to the Cookbook's message format
     reply.py         the reply to a call
-    schemas.py       checks replies against JSON schemas
-    formats.py       formats that a reply must have: response_format, forced tools
-    request.py       a model call of any API
+    schemas.py       validates replies against JSON schemas
+    formats.py       output formats that a request can require: response_format, forced tools
+    request.py       a parsed model call
 """

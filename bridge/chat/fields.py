@@ -1,10 +1,11 @@
-"""The fields of a request: which ones are supported, and the functions that read their values.
+"""Request fields: which ones evert supports, and functions that read and validate them.
 
-Each known field of an API has a policy (``FieldPolicy``). It is *honoured* (it affects the
-observation, the reply or the token budget), *ignored* (sampling parameters are the trainer's), or
-*refused* with a 400 that says what to do instead. The native handle raises an error for an unknown
-field. Over HTTP evert only warns, because SDKs and frameworks add fields with every release. A null
-counts as an absent field. The ``read_*`` functions raise a 400 if a value has the wrong form.
+``FieldPolicy`` lists how each field of an API is handled. A field is *honoured* (it affects the
+observation, the reply or the token budget), *ignored* (for example sampling parameters, which the
+trainer controls) or *refused* with a 400 error that suggests an alternative. Unknown fields raise
+an error in calls through evert's own client. Elsewhere they only cause a warning, because SDKs and
+frameworks add fields with every release. A null value is treated as a missing field. The ``read_*``
+functions raise a 400 error if a value is invalid.
 """
 
 import json
@@ -17,21 +18,24 @@ from evert.bridge.chat.bad_requests import bad_request, malformed
 
 logger = logging.getLogger(__name__)
 
-MOST_WARNED = 100  # maximum number of names that a process warns about
+MOST_WARNED = 100  # maximum number of names to warn about per process
 
 _warned_names: set[str] = set()
 
 
 @dataclass(frozen=True)
 class FieldPolicy:
-    """How each field of an API is treated."""
+    """How evert handles each field of an API."""
 
     honoured: frozenset[str]
     ignored: frozenset[str]
-    refused: Mapping[str, tuple[Sequence[Any], str]]  # accepted values, and what to do instead
+    refused: Mapping[str, tuple[Sequence[Any], str]]  # values that are still accepted, and advice
 
     def check(self, fields: Mapping[str, Any], *, strict: bool) -> None:
-        """Raise a 400 for a refused field; for an unknown field raise if ``strict``, else warn."""
+        """Raise a 400 error for refused fields, and for unknown fields if ``strict``.
+
+        If not ``strict``, unknown fields are logged once each.
+        """
         for name, value in fields.items():
             if is_absent(value):
                 continue
@@ -44,11 +48,11 @@ class FieldPolicy:
             elif name not in self.honoured and name not in self.ignored:
                 if strict:
                     raise bad_request(
-                        f"Unknown field '{name}'. The fields that evert knows are listed in "
-                        "docs/requests.md.",
+                        f"Unknown field '{name}'. See docs/requests.md for the fields that evert "
+                        "supports.",
                         param=name,
                     )
-                warn_once(name, "An agent sends the field %.100r, which evert does not know")
+                warn_once(name, "An agent sent the unknown field %.100r")
 
 
 def _is_same(value: object, allowed: object) -> bool:
@@ -58,28 +62,28 @@ def _is_same(value: object, allowed: object) -> bool:
 
 
 def warn_once(name: str, text: str) -> None:
-    """Log once that a name is ignored; ``text`` describes it, with a placeholder for the name."""
+    """Warn once per name that evert ignores it; ``text`` has a ``%`` placeholder for the name."""
     if name in _warned_names or len(_warned_names) >= MOST_WARNED:
         return
     _warned_names.add(name)
-    note = " Further names are not reported." if len(_warned_names) == MOST_WARNED else ""
-    logger.warning(f"{text}: it is ignored.%s", name, note)
+    note = " No more names will be reported." if len(_warned_names) == MOST_WARNED else ""
+    logger.warning(f"{text}; it will be ignored.%s", name, note)
 
 
 def is_absent(value: object) -> bool:
-    """Return whether a field counts as absent: it is null, or one of the SDK's markers."""
+    """Return whether a value means "not set": None, or the SDK's ``NotGiven`` or ``Omit``."""
     return value is None or type(value).__name__ in ("NotGiven", "Omit")
 
 
 def read_messages(value: object, name: str = "messages") -> Sequence[Any]:
-    """Return the field, which must be a non-empty list."""
+    """Return a list of messages, which must not be empty."""
     if isinstance(value, (list, tuple)) and value:
         return value if type(value) in (list, tuple) else list(value)
     raise malformed(name, "a non-empty list of messages", value)
 
 
 def read_model(value: object, default: str) -> str:
-    """Return the model's name; ``default`` if the field is absent or empty."""
+    """Return the model name, or ``default`` if the field is missing or empty."""
     if is_absent(value) or value == "":
         return default
     if isinstance(value, str):
@@ -88,7 +92,10 @@ def read_model(value: object, default: str) -> str:
 
 
 def read_kind(value: object, name: str, kind: Any, expected: str, absent: Any = None) -> Any:
-    """Return a field of type ``kind`` (``expected`` in words); ``absent`` if there is none."""
+    """Return a value of type ``kind``, or ``absent`` if the field is missing.
+
+    ``expected`` describes the type in the error message.
+    """
     if is_absent(value):
         return absent
     if isinstance(value, kind):
@@ -97,22 +104,22 @@ def read_kind(value: object, name: str, kind: Any, expected: str, absent: Any = 
 
 
 def read_list(value: object, name: str, of: str) -> Sequence[Any]:
-    """Return the field, a list ``of`` something; empty if it is absent."""
+    """Return a list field, or an empty tuple if it is missing; ``of`` describes the items."""
     return read_kind(value, name, (list, tuple), f"a list of {of}", ())  # type: ignore[no-any-return]
 
 
 def read_tool_list(value: object) -> list[Any] | None:
-    """Return the tools as a list; None if there are none."""
+    """Return the tools as a list, or None if the field is missing or empty."""
     return [*read_list(value, "tools", "tools")] or None
 
 
 def read_object(value: object, name: str) -> Mapping[str, Any] | None:
-    """Return the field, a JSON object; None if it is absent."""
+    """Return a JSON object field, or None if it is missing."""
     return read_kind(value, name, Mapping, "an object")  # type: ignore[no-any-return]
 
 
 def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
-    """Return the smallest of several caps on the reply's tokens; None if no cap is given."""
+    """Return the smallest of the given token limits, or None if none of them is set."""
     caps = []
     for name in names:
         value = fields.get(name)
@@ -125,22 +132,25 @@ def read_cap(fields: Mapping[str, Any], *names: str) -> int | None:
 
 
 def read_stop(value: object, name: str = "stop") -> tuple[str, ...]:
-    """Return the stop strings; empty if the field is absent."""
+    """Return the stop strings as a tuple, which is empty if the field is missing."""
     if is_absent(value):
         return ()
     stops = (value,) if isinstance(value, str) else value
     if isinstance(stops, (list, tuple)) and all(isinstance(s, str) and s for s in stops):
         return tuple(stops)
-    raise malformed(name, "a non-empty string or a list of them", value)
+    raise malformed(name, "a non-empty string or a list of non-empty strings", value)
 
 
 def read_flag(fields: Mapping[str, Any], name: str, *, absent: bool = False) -> bool:
-    """Return a boolean field; ``absent`` if it is absent."""
+    """Return a boolean field, or ``absent`` if it is missing."""
     return read_kind(fields.get(name), name, bool, "true or false", absent)  # type: ignore[no-any-return]
 
 
 def read_train(fields: Mapping[str, Any]) -> bool:
-    """Return whether to train on the reply; False if the field ``evert`` is {"train": false}."""
+    """Return whether to train on the reply (default: True).
+
+    A request opts out with ``"evert": {"train": false}``.
+    """
     options = read_object(fields.get("evert"), "evert") or {}
     if not {*options} <= {"train"} or not isinstance(options.get("train", True), bool):
         raise malformed("evert", '{"train": true} or {"train": false}', options)
@@ -148,7 +158,7 @@ def read_train(fields: Mapping[str, Any]) -> bool:
 
 
 def json_object(text: str | bytes) -> dict[str, Any] | None:
-    """Parse a JSON object; return None if the text is not one."""
+    """Parse a JSON object; return None if the text is not a valid JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -157,7 +167,7 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
 
 
 def is_deeper(value: object, levels: int) -> bool:
-    """Return whether a JSON value nests lists and objects more than ``levels`` deep."""
+    """Return whether a JSON value is nested more than ``levels`` deep."""
     level = [value]
     for _ in range(levels + 1):
         level = [inner for item in level for inner in _inside(item)]

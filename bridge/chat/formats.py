@@ -1,9 +1,10 @@
-"""Formats that a reply must have: ``response_format``, a forced ``tool_choice``, strict tools.
+"""Required output formats: ``response_format``, a forced ``tool_choice``, and strict tools.
 
-A hosted API constrains the sampler. Here the trainer samples, so evert asks for the format and
-checks the reply. It appends the instruction to the prompt, and repeats it only when the format
-changes. If a reply does not fit, evert tells the policy why and asks again, a limited number of
-times. Each attempt is a transition and is trained on; the agent gets only the last reply.
+A hosted API enforces these by constraining the sampler. Here the trainer does the sampling, so
+evert puts an instruction in the prompt and validates the reply. The instruction is appended once
+and repeated only when the format changes. If a reply is invalid, evert tells the policy what is
+wrong and retries a limited number of times. Every attempt is a transition that is trained on, but
+the agent only sees the last reply.
 """
 
 import json
@@ -23,30 +24,30 @@ if TYPE_CHECKING:
 ANY_OBJECT = '{"type": "object"}'
 """The schema of ``{"type": "json_object"}``."""
 
-ANY_VALUE = "{}"  # the schema of any JSON
+ANY_VALUE = "{}"  # a schema that accepts any JSON
 
 LONGEST_CHECKED = 100_000
-"""Maximum length of a reply that is checked against a schema, in characters. The slowest schema
-that we tried, an enum of a thousand objects, then takes two to three seconds."""
+"""Maximum length, in characters, of a reply that we validate against a schema. At this length, the
+slowest schema we tried (an enum of a thousand objects) takes two to three seconds."""
 
 _FENCED = re.compile(r"```(?:json)?[^\S\n]*\n(.*)```", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """The format that a reply must have."""
+    """The output format required by a request."""
 
-    schema: str | None = None  # JSON text, for a reply without tool calls; None for any text
-    must_call: tuple[str, ...] = ()  # tools of which one must be called
-    strict: tuple[tuple[str, object], ...] = ()  # each tool, with the schema of its arguments
+    schema: str | None = None  # JSON schema for replies without tool calls; None allows any text
+    must_call: tuple[str, ...] = ()  # the reply must call at least one of these tools
+    strict: tuple[tuple[str, object], ...] = ()  # (tool name, argument schema) of strict tools
 
     @property
     def is_asked_for(self) -> bool:
-        """Whether the prompt asks for the format; if not, replies are only checked."""
+        """Whether the prompt needs an instruction. Strict tools need none, only validation."""
         return self.schema is not None or bool(self.must_call)
 
     def instruction(self) -> str:
-        """Return the text that asks the policy for the format; "" if any text will do."""
+        """Return the instruction for the policy, or "" if any text is allowed."""
         if self.must_call:
             names = ", ".join(self.must_call)
             if len(self.must_call) == 1:
@@ -61,22 +62,25 @@ class ReplyFormat:
         return f"Answer with JSON and nothing else. It must fit this JSON schema: {self.schema}"
 
     def request(self) -> "Message":
-        """Return the instruction as a message to append to the agent's messages."""
+        """Return the instruction as a user message."""
         return {"role": "user", "content": self.instruction()}
 
     def correction(self, problem: str) -> "Message":
-        """Return a message that states the problem and asks for another reply."""
+        """Return a user message that explains the problem and repeats the instruction."""
         return {"role": "user", "content": f"{problem} {self.instruction()}".strip()}
 
     def cleaned(self, reply: "Reply") -> "Reply":
-        """Remove the code fence around a JSON reply, since agents parse the reply."""
+        """Strip the Markdown code fence from a JSON reply, so that the agent can parse it."""
         if self.schema is None or reply.tool_calls:
             return reply
         fenced = _FENCED.fullmatch(reply.text.strip())
         return reply if fenced is None else replace(reply, text=fenced[1].strip())
 
     def problem(self, reply: "Reply") -> str | None:
-        """Say what is wrong with a reply; None if it fits, or its JSON is too long to check."""
+        """Describe what is wrong with a reply.
+
+        Returns None if the reply is valid, or if its JSON is too long to check.
+        """
         names = [call.function.name for call in reply.tool_calls]
         if self.must_call and not {*names} & {*self.must_call}:
             return "You did not call a required tool."
@@ -93,7 +97,7 @@ class ReplyFormat:
 
 def _misfit(subject: str, text: str, schema: str) -> str | None:
     try:
-        value = orjson.loads(text)  # by RFC 8259: no NaN, no lone surrogates
+        value = orjson.loads(text)  # strict RFC 8259: rejects NaN and lone surrogates
     except ValueError as error:
         return f"{subject} is not JSON ({error})."
     if len(text) > LONGEST_CHECKED:

@@ -1,7 +1,7 @@
-"""Computes a hashable key of each message; two messages are equal if their keys are.
+"""Hashable message keys: two messages are considered equal if their keys are equal.
 
-A dict and an SDK object with the same content have the same key. The key of the policy's reply
-ignores what agents change: white space at the ends, and thinking.
+A dict and an SDK object with the same content have the same key. Reply keys ignore leading and
+trailing whitespace as well as thinking, because agents often change both.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ Key = Hashable
 
 
 def message_key(message: Message) -> Key:
-    """Return the key of a message's exact content."""
+    """Return a key for the exact content of a message."""
     content = message["content"]
-    if len(message) == 2 and isinstance(content, str):  # most messages: role and text
+    if len(message) == 2 and isinstance(content, str):  # fast path: only role and text
         return message["role"], content
     parts = content if isinstance(content, str) else tuple(map(_part_key, content))
     names = message.get("name"), message.get("tool_call_id")
@@ -26,18 +26,18 @@ def message_key(message: Message) -> Key:
 
 
 def reply_key(text: str, calls: Sequence[ToolCall]) -> Key:
-    """Return a reply's key: its text without white space at the ends, and its tool calls."""
+    """Return a key for a reply, based on its stripped text and its tool calls."""
     return "reply", text.strip(), _calls_key(calls)
 
 
 def key_without_ids(key: Key) -> Key:
-    """Remove the call ids from a reply's key, since an agent may change them."""
+    """Remove the call ids from a reply's key, because agents may change them."""
     kind, text, calls = cast("tuple[str, str, tuple[tuple[Key, Key, Key], ...]]", key)
     return kind, text, tuple(call[1:] for call in calls)
 
 
 def key_as_reply(message: Message) -> Key:
-    """Return the key that an agent's message would have as a reply of the policy."""
+    """Return the key of an agent's message as if it were a reply from the policy."""
     content, calls = message["content"], message.get("tool_calls", ())
     if isinstance(content, str):
         return reply_key(content, calls)
@@ -58,12 +58,12 @@ def _calls_key(calls: Sequence[ToolCall]) -> Key:
 
 
 def call_names(calls: Sequence[ToolCall]) -> Key:
-    """Return a key of tool calls that ignores arguments: their ids and names."""
+    """Return a key for tool calls that contains their ids and names, but not their arguments."""
     return tuple((call.id, call.function.name) for call in calls)
 
 
 def _same_json(text: str) -> str:
-    """Normalize JSON, since frameworks rewrite it: key order, spaces, 1 for 1.0."""
+    """Normalize key order, whitespace and integral floats, which frameworks often change."""
     try:
         return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):

@@ -1,6 +1,7 @@
-"""Converts the messages that agents send to the form that the Cookbook's renderers take.
+"""Converts agents' messages to the message format of the Cookbook's renderers.
 
-``read_message`` reads one message (a dict or an SDK object), ``read_tools`` the request's tools.
+``read_message`` converts one message (a dict or an SDK object), and ``read_tools`` converts the
+tools of a request.
 """
 
 import json
@@ -26,17 +27,17 @@ ROLES = {
     "assistant": "assistant",
     "tool": "tool",
 }
-"""Maps the roles that agents may use to those that renderers know."""
+"""Maps the roles that agents may send to the roles that renderers support."""
 
-_plain = str.__str__  # an agent's subclass of str may override comparison
+_plain = str.__str__  # convert str subclasses, which may override comparison
 
 
 class CookbookMessage(dict[str, Any]):
-    """A message already in the Cookbook's form; it is used unchanged, whatever its role."""
+    """A message that is already in the Cookbook's format and is used as is, with any role."""
 
 
 def as_fields(message: object, index: int) -> Mapping[str, Any]:
-    """Return the fields of a message, which is a dict or an SDK object."""
+    """Return the fields of a message (a dict or an SDK object)."""
     if isinstance(message, Mapping):
         return message
     dump = getattr(message, "model_dump", None)
@@ -50,12 +51,12 @@ def as_fields(message: object, index: int) -> Mapping[str, Any]:
 
 
 def read_message(message: object, index: int, tool_names: Mapping[str, str]) -> Message:
-    """Read a message of a request into the Cookbook's form.
+    """Convert a message to the Cookbook's format.
 
-    ``tool_names`` maps the ids of earlier calls to function names; GPT-OSS shows a tool's name with
-    its result.
+    ``tool_names`` maps the ids of earlier tool calls to function names, because some renderers
+    (GPT-OSS) include the tool's name with its result.
     """
-    if type(message) is dict and len(message) == 2:  # most messages: role and text
+    if type(message) is dict and len(message) == 2:  # fast path: only role and text
         role, content = message.get("role"), message.get("content")
         if type(role) is str and type(content) is str and role in ROLES:
             return {"role": ROLES[role], "content": content}
@@ -99,7 +100,7 @@ def _read_content(
     if isinstance(content, (list, tuple)):
         parts = [_read_part(part, index, number) for number, part in enumerate(content)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
-        # Not every renderer accepts several text parts, and joining them changes no message.
+        # Join text parts, because some renderers accept only one. The message stays the same.
         return "".join(texts) if parts and len(texts) == len(parts) else parts
     raise bad_request(
         f"messages[{index}].content must be a string or a list of parts, got "
@@ -178,7 +179,7 @@ def _read_tool_result(
 
 
 def read_tools(tools: Sequence[Any]) -> list[ToolSpec]:
-    """Convert OpenAI's tool dicts to the Cookbook's tool specs."""
+    """Convert tools in OpenAI's format to the Cookbook's ``ToolSpec``."""
     try:
         return [_read_tool(tool, f"tools[{number}]") for number, tool in enumerate(tools)]
     except Exception as error:
@@ -200,7 +201,7 @@ def _read_tool(tool: object, place: str) -> ToolSpec:
     try:
         json.dumps(parameters)
     except (TypeError, ValueError) as error:
-        raise bad_request(f"{where} cannot be written as JSON: {error}.", param=where) from None
+        raise bad_request(f"{where} cannot be serialized to JSON: {error}.", param=where) from None
     return ToolSpec(
         name=_plain(function["name"]),
         description=_plain(str(function.get("description") or "")),

@@ -1,9 +1,9 @@
-"""``Reply``: an action of the policy, parsed into the reply that the agent gets.
+"""``Reply``: the policy's action, parsed into the reply that the agent receives.
 
-A reply has two views. The *model's* view (``Reply.parsed``) is the renderer's parse, including
-thinking; a reply that must be rendered again is rendered from this view. The *agent's* view
-(``Reply.text``, ``tool_calls``) is what an OpenAI client returns. The agent sends this view back
-in its next request, where ``Reply.is_sent_back_as`` recognises it.
+A reply has two views. The *model's* view (``Reply.parsed``) is the message parsed by the renderer,
+including thinking. It is used if the reply has to be rendered again. The *agent's* view
+(``Reply.text``, ``tool_calls``) is what an OpenAI client returns. When the agent sends it back in
+its next request, ``Reply.is_sent_back_as`` recognises it.
 """
 
 import hashlib
@@ -29,50 +29,53 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class TokenLogprob:
     """A sampled token and its log-probability."""
 
-    text: str  # this token alone, decoded; a partial character becomes U+FFFD
+    text: str  # the token decoded on its own; a partial character becomes U+FFFD
     logprob: float
     raw: bytes | None  # the bytes of the text; None if the endpoint did not send them
 
 
-@dataclass(slots=True)  # made every turn; a frozen dataclass takes three times as long
+@dataclass(slots=True)  # created every turn; frozen=True would make that three times slower
 class Reply:
     """The policy's reply, parsed from one action."""
 
-    parsed: Message  # the renderer's parse of the action: the model's view
+    parsed: Message  # the action as parsed by the renderer (the model's view)
     text: str
     reasoning: str | None
     tool_calls: tuple[ToolCall, ...]  # each has an id
-    unparsed: tuple[UnparsedToolCall, ...]  # tool calls whose markup stays in ``text``
+    unparsed: tuple[UnparsedToolCall, ...]  # malformed tool calls, whose markup is kept in ``text``
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    stop_string: str | None = None  # the agent's stop string at which the text was cut
+    stop_string: str | None = None  # the agent's stop string that ended the text
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per token, if the agent asked for them
-    prefill: str = ""  # the beginning, written by the agent: in ``parsed`` but not in ``text``
-    tokens: tuple[int, ...] | None = None  # None if not requested, or unknown
-    key: Key = field(init=False, repr=False, compare=False)  # ``reply_key`` of the whole reply
+    prefill: str = ""  # the start of the reply, written by the agent; only in ``parsed``
+    tokens: tuple[int, ...] | None = None  # None if not requested or unknown
+    key: Key = field(init=False, repr=False, compare=False)  # ``reply_key``, including the prefill
 
     def __post_init__(self) -> None:
         self.key = reply_key(self.prefill + self.text, self.tool_calls)
 
     def with_calls(self, count: int) -> "Reply":
-        """Keep only the first ``count`` calls; if none are left, the finish reason is "stop"."""
+        """Keep only the first ``count`` tool calls.
+
+        If none remain, the finish reason "tool_calls" becomes "stop".
+        """
         calls = self.tool_calls[:count]
         ends = self.finish_reason == "tool_calls" and not calls
         return replace(self, tool_calls=calls, finish_reason="stop" if ends else self.finish_reason)
 
     def as_message(self) -> dict[str, Any]:
-        """Return the reply as the message that the agent gets."""
+        """Return the reply as the assistant message that the agent receives."""
         calls = [call.model_dump(mode="json") for call in self.tool_calls]
         return reply_message(self.text, self.reasoning, calls)
 
     def after(self, prefill: str) -> "Reply":
-        """Remove ``prefill``, the beginning that the agent wrote, from the reply.
+        """Remove the agent's ``prefill`` from the start of the reply.
 
-        If the renderer's prompt opens a thought, the thought begins with ``prefill``.
+        If the prompt opens a thinking block, the prefill is at the start of the reasoning instead.
         """
         reasoning, text, stripped = self.reasoning, self.text, prefill.strip()
-        if text.startswith(stripped):  # a parser may strip white space
+        if text.startswith(stripped):  # the parser may strip whitespace
             text = text.removeprefix(prefill if text.startswith(prefill) else stripped)
         elif reasoning is not None and reasoning.startswith(stripped):
             beginning = prefill if reasoning.startswith(prefill) else stripped
@@ -80,10 +83,10 @@ class Reply:
         return replace(self, prefill=prefill, text=text, reasoning=reasoning)
 
     def is_sent_back_as(self, message: Message, key: Key) -> bool:
-        """Return whether an agent's message with this key is the reply.
+        """Return whether the agent's ``message`` repeats this reply. ``key`` is the message's key.
 
-        White space at the ends of the text is ignored, since agents strip it. Reasoning may be
-        missing, since agents rarely send it back, but it must not differ.
+        Leading and trailing whitespace is ignored, because agents strip it. Reasoning may be
+        missing, because agents rarely send it back, but if it is present it must match.
         """
         if key != self.key:
             return False
@@ -92,7 +95,7 @@ class Reply:
 
 
 def reply_message(text: str, thoughts: str | None, calls: Sequence[Any]) -> dict[str, Any]:
-    """Return a reply as an assistant message; without reasoning if ``thoughts`` is None."""
+    """Build an assistant message; ``reasoning_content`` is omitted if ``thoughts`` is None."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if thoughts is not None:
         message["reasoning_content"] = thoughts
@@ -116,10 +119,10 @@ def read_reply(
     completion_tokens: int,
     keeps_ids: bool = False,
 ) -> Reply:
-    """Make a reply from a renderer's parse.
+    """Build a reply from the message that a renderer parsed.
 
-    Tool calls without ids get ids made from ``call_ids``, a prefix that differs for each reply.
-    With ``keeps_ids``, the model's view gets these ids too: some templates refuse calls without.
+    Tool calls without an id get one derived from ``call_ids``, a prefix unique to this reply. With
+    ``keeps_ids``, the model's view includes these ids too; some chat templates require them.
     """
     text, reasoning = get_text_content(parsed), _thoughts(parsed["content"])
     calls = tuple(
@@ -127,19 +130,19 @@ def read_reply(
         for number, call in enumerate(parsed.get("tool_calls") or ())
     )
     if calls:
-        text = text.strip()  # formats put white space around calls
+        text = text.strip()  # tool-call markup is often surrounded by whitespace
         parsed = {**parsed, "tool_calls": [*calls]} if keeps_ids else parsed
     finish: FinishReason = "length" if truncated else "tool_calls" if calls else "stop"
     unparsed = tuple(parsed.get("unparsed_tool_calls") or ())
     lost = "".join(call.raw_text for call in unparsed if call.raw_text not in text)
-    if lost:  # the agent and the model must both see the calls that could not be parsed
+    if lost:  # keep malformed calls visible to both the agent and the model
         text += lost
         parsed = _with_text(parsed, lost)
     return Reply(parsed, text, reasoning, calls, unparsed, finish, prompt_tokens, completion_tokens)
 
 
 def call_id(name: str) -> str:
-    """Return an id in OpenAI's form; equal names give equal ids."""
+    """Return an OpenAI-style call id, derived deterministically from ``name``."""
     return f"call_{hashlib.blake2b(name.encode(), digest_size=12).hexdigest()}"
 
 

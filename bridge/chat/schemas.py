@@ -1,13 +1,13 @@
-"""Checks replies against JSON schemas, with ``jsonschema-rs``.
+"""Validates replies against JSON schemas with ``jsonschema-rs``.
 
-The schema comes from the agent and is trusted; the reply comes from the policy and may be anything.
-A check takes time linear in the reply's length, since the regex engine never backtracks. Locating
-an error may take twice as long with each level of nesting, so errors are located only in replies
-with at most ``DEEPEST`` levels, and never inside ``anyOf`` or ``oneOf``. A check blocks all threads
-of the process.
+The schema comes from the agent and is trusted. The reply comes from the policy, so it can be
+anything. Validation time is linear in the length of the reply, because the regex engine never
+backtracks. The time to locate an error can double with each nesting level, so we locate errors only
+in replies with at most ``DEEPEST`` levels, and never inside ``anyOf`` or ``oneOf``. Validation
+blocks all threads of the process.
 
-If a schema has a dangling reference or a pattern with look-around, it cannot be checked and every
-reply passes. Nothing is ever fetched.
+A schema with a dangling reference or a look-around pattern cannot be used for validation, so every
+reply passes. Remote references are never fetched.
 """
 
 import json
@@ -22,11 +22,11 @@ from evert.bridge.chat.fields import is_deeper
 
 logger = logging.getLogger(__name__)
 
-DEEPEST = 10  # in replies with more levels, errors are not located
+DEEPEST = 10  # maximum nesting depth at which the location of an error is reported
 
 
 def check_schema(schema: str) -> None:
-    """Raise a ``ValueError`` if the text is not a JSON schema; references are not followed."""
+    """Raise a ``ValueError`` if the text is not a valid JSON schema. References are not checked."""
     try:
         validator_for(json.loads(schema), offline=True)
     except ValidationError as error:
@@ -35,7 +35,10 @@ def check_schema(schema: str) -> None:
 
 
 def first_error(schema: str, value: Any) -> str | None:
-    """Say where and why a value violates a schema; None if it fits or cannot be checked."""
+    """Describe where and why a value violates a schema.
+
+    Returns None if the value is valid, or if the schema cannot be used for validation.
+    """
     try:
         if _validator(schema).is_valid(value):
             return None
@@ -62,11 +65,11 @@ def _validator(schema: str, *, for_report: bool = False) -> Validator:
 
 
 _NO_SCHEMAS = {"const", "enum", "dependentRequired", "dependencies"}
-"""Keywords whose content stays unchanged: an ``anyOf`` in it may be a value or a plain name."""
+"""Keywords whose content is not a schema: an ``anyOf`` inside them is just a value or a name."""
 
 
 def _without_errors_of_alternatives(schema: Any) -> Any:
-    """Change a schema so that an error says only that no alternative fits."""
+    """Rewrite a schema so that a failed ``anyOf`` or ``oneOf`` reports no nested errors."""
     if isinstance(schema, list):
         return [_without_errors_of_alternatives(item) for item in schema]
     if not isinstance(schema, dict):
@@ -84,5 +87,5 @@ def _without_errors_of_alternatives(schema: Any) -> Any:
 
 @lru_cache(100)
 def _warn(schema: str, reason: str) -> None:
-    text = "A JSON schema cannot be checked, so every reply fits it: %s. Schema: %.200s"
+    text = "Cannot validate with this JSON schema, so all replies are accepted: %s. Schema: %.200s"
     logger.warning(text, reason, schema)

@@ -1,7 +1,8 @@
-"""The rollout's in-process API for ``aiohttp``, like ``httpx_transport.py`` for ``httpx``.
+"""The in-process transport for ``aiohttp``, similar to ``httpx_transport.py`` for ``httpx``.
 
-google-genai makes its async calls with aiohttp if aiohttp is installed. aiohttp's transports cannot
-be replaced, but its connectors can. ``_Connector`` opens connections that already have the answer.
+google-genai uses aiohttp for async calls if it is installed. aiohttp does not allow custom
+transports, but it does allow custom connectors. ``_Connector`` opens "connections" on which the
+response has already been received.
 """
 
 import asyncio
@@ -16,15 +17,15 @@ from evert.bridge.clients.httpx_transport import ROOT_URL
 
 
 async def response_for(answer: ApiResponse, **options: Any) -> aiohttp.ClientResponse:
-    """Return an answer as an aiohttp response, from a separate session that is already closed."""
+    """Convert a response to aiohttp's type. The result belongs to a separate, closed session."""
     async with aiohttp.ClientSession(connector=_Connector(answer)) as session:
         return await session.post(ROOT_URL, **options)
 
 
 class _Connector(aiohttp.BaseConnector):
-    """Opens connections that already have the answer.
+    """Opens connections on which the response has already been received.
 
-    aiohttp has no public transport to replace, and no public access to its connections' protocols.
+    aiohttp has no public API for custom transports or for accessing the protocol of a connection.
     """
 
     def __init__(self, answer: ApiResponse) -> None:
@@ -45,7 +46,7 @@ class _Wire(asyncio.Transport):
         self._is_closed = False
 
     def write(self, data: Any) -> None:
-        """Do nothing: the request has already been read."""
+        """Do nothing, since the request has already been read."""
 
     def is_closing(self) -> bool:
         return self._is_closed

@@ -1,9 +1,10 @@
-"""The client through which an agent calls the model.
+"""The client that agents use to call the model.
 
-Async agents get an ``AgentClient``, plain functions a ``BlockingAgentClient``. Both have
-``client.chat.completions.create(messages=[...])``, with the OpenAI SDK's types but without HTTP.
-Both offer the real SDKs (``openai``, ``anthropic``, ``genai``), a transport for frameworks
-and a URL for other processes. Both record the agent's rewards, logs and metrics.
+Async agents get an ``AgentClient``, and regular functions get a ``BlockingAgentClient``. Both
+support ``client.chat.completions.create(messages=[...])``, which returns the OpenAI SDK's types but
+does not use HTTP. They also provide real SDK clients (``openai``, ``anthropic``, ``genai``), a
+transport for frameworks, a URL for other processes, and methods to record rewards, logs and
+metrics.
 """
 
 import random
@@ -38,25 +39,25 @@ class _Handle:
         self.model = endpoint.model
 
     def reward(self, reward: float) -> None:
-        """Add a reward to the latest transition; before the first call, to the first transition.
+        """Add a reward to the latest transition, or to the first one if there are none yet.
 
-        The Cookbook sums a trajectory's rewards and subtracts the group's mean. So with its
-        advantages, a reward counts equally for all tokens of the episode, whichever transition has
-        it.
+        The Cookbook computes advantages from the sum of a trajectory's rewards minus the group
+        mean. With these advantages, it does not matter which transition gets the reward, because it
+        counts equally for all tokens of the episode.
 
         Raises:
             RewardError: The reward is not a finite number.
         """
-        value = reward_of(reward, "The reward given to client.reward")
+        value = reward_of(reward, "The reward passed to client.reward")
         self._endpoint.notes.add("reward", "", value)
 
     def log(self, **values: str | int | float) -> None:
-        """Record values in the transition's logs, for people to read."""
+        """Add human-readable values to the transition's logs."""
         for key, value in values.items():
             self._endpoint.notes.add("log", key, value)
 
     def metric(self, key: str, value: float) -> None:
-        """Record a number in the transition's metrics, for plots.
+        """Add a number to the transition's metrics, for plotting.
 
         Raises:
             RewardError: The value is not a finite number.
@@ -64,20 +65,20 @@ class _Handle:
         self._endpoint.notes.add("metric", str(key), reward_of(value, f"The metric {key!r}"))
 
     def seat(self, name: str) -> Self:
-        """Return the client of a seat. Its calls, rewards and notes belong to that seat.
+        """Return a client for a seat. Its calls, rewards, metrics and logs belong to that seat.
 
         Raises:
-            InvalidAgentError: The episode has no such seat.
+            InvalidAgentError: The seat does not exist.
         """
         return type(self)(self._endpoint.seat(name))
 
     @property
     def untrained(self) -> Self:
-        """A client whose calls are not trained on, for summaries, checks or judgements.
+        """A client for calls that should not be trained on, such as summaries or checks.
 
-        The policy samples their replies as usual, but the tokens have no weight in the training
-        data. This also applies to the client's ``openai``, ``anthropic``, ``transport`` and
-        ``base_url``. For a single call, pass ``extra_body={"evert": {"train": False}}``.
+        The policy samples replies as usual, but the tokens get zero weight in the training data.
+        This also applies to its ``openai``, ``anthropic``, ``transport`` and ``base_url``. For a
+        single call, pass ``extra_body={"evert": {"train": False}}`` instead.
         """
         return type(self)(self._endpoint.untrained)
 
@@ -85,20 +86,20 @@ class _Handle:
 
     @property
     def seed(self) -> int:
-        """The episode's seed, for the agent's own random generators: from 0 to 2**32 - 1.
+        """The episode's seed (0 to 2**32 - 1), for the agent's own random number generators.
 
-        A dataset derives it from the dataset's seed, the step, the task and the episode's number in
-        its group. An Env without a seed chooses a random seed.
+        A dataset derives it from its own seed, the step, the task and the episode's index in its
+        group. If an Env is created without a seed, it uses a random one.
         """
         return self._endpoint.episode.seed
 
     @property
     def rng(self) -> random.Random:
-        """A generator seeded with ``seed``. All clients of an episode share it.
+        """A random number generator seeded with ``seed``, shared by all clients of an episode.
 
-        It is a ``random.Random``: agents put random numbers into messages and tool calls, and JSON
-        has no NumPy numbers. For arrays, use ``numpy.random.default_rng(client.seed)``.
-        Threads share its sequence.
+        This is a ``random.Random``, because agents use random numbers in messages and tool calls,
+        and NumPy numbers are not JSON-serializable. For arrays, use
+        ``numpy.random.default_rng(client.seed)``. Threads draw from the same sequence.
         """
         return self._endpoint.episode.rng
 
@@ -106,16 +107,17 @@ class _Handle:
 
     @cached_property
     def transport(self) -> Transport:
-        """A transport for frameworks that take an ``httpx`` or ``httpx2`` client, sync or async."""
+        """A transport for frameworks that accept a sync or async ``httpx`` or ``httpx2`` client."""
         return Transport(self._endpoint)
 
     def serve(self, host: str = "127.0.0.1") -> "Address":
-        """Return this rollout's HTTP address on a host, for agents in other processes.
+        """Serve this rollout over HTTP for agents in other processes, and return its address.
 
         Args:
-            host: Interface to listen on, with a free port or a fixed one ("0.0.0.0:8443"). Except
-                on loopback, other machines can connect, over plain HTTP. An absolute path names a
-                Unix socket to create; its clients connect to a relay on their loopback port 47113.
+            host: The interface to listen on, optionally with a port ("0.0.0.0:8443"). By default, a
+                free port is used. Unless this is a loopback interface, other machines can connect
+                over plain HTTP. An absolute path creates a Unix socket instead; clients then
+                connect to a relay that listens on their own loopback port 47113.
 
         Raises:
             OSError: The server cannot listen on the interface.
@@ -127,7 +129,7 @@ class _Handle:
 
     @property
     def base_url(self) -> str:
-        """Base URL of this rollout, for an OpenAI client in any process on this machine."""
+        """Base URL for OpenAI clients in any process on this machine."""
         return self.serve().base_url
 
     @property
@@ -137,7 +139,7 @@ class _Handle:
 
     @cached_property
     def openai(self) -> "AsyncOpenAI":
-        """The OpenAI SDK's async client; this rollout answers its calls, without a socket."""
+        """The OpenAI SDK's async client. Calls are answered by this rollout, in process."""
         return open_sdk("openai", "AsyncOpenAI", self.transport)  # type: ignore[no-any-return]
 
     @cached_property
@@ -147,7 +149,7 @@ class _Handle:
 
     @cached_property
     def anthropic(self) -> "AsyncAnthropic":
-        """The Anthropic SDK's async client (``MissingPackageError`` where it is not installed)."""
+        """The Anthropic SDK's async client. Raises ``MissingPackageError`` if not installed."""
         return open_sdk("anthropic", "AsyncAnthropic", self.transport)  # type: ignore[no-any-return]
 
     @cached_property
@@ -157,17 +159,17 @@ class _Handle:
 
     @cached_property
     def genai(self) -> "GenaiClient":
-        """Google's ``genai.Client``: ``.aio`` for async agents, the client itself for threads."""
+        """Google's ``genai.Client``. Async agents should use its ``.aio``."""
         return open_genai(self.transport)  # type: ignore[no-any-return]
 
 
 class AgentClient(_Handle):
-    """The async client, for any task of the agent, on any event loop.
+    """The client for async agents. It can be used from any task and event loop.
 
     Attributes:
-        model: The policy's name, and the default of ``create``.
-        chat: ``chat.completions.create(...)``, as in ``openai.AsyncOpenAI``.
-        blocking: The same client for the agent's threads.
+        model: The policy's name, which is the default model for ``create``.
+        chat: Provides ``chat.completions.create(...)``, like ``openai.AsyncOpenAI``.
+        blocking: A blocking version of this client, for threads.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -176,16 +178,16 @@ class AgentClient(_Handle):
 
     @property
     def blocking(self) -> "BlockingAgentClient":
-        """A blocking client of the same episode, for tools that run in threads."""
+        """A blocking client for the same episode, for tools that run in threads."""
         return BlockingAgentClient(self._endpoint)
 
 
 class BlockingAgentClient(_Handle):
-    """The blocking client, for plain functions and for threads.
+    """The client for regular functions and threads.
 
     Attributes:
-        model: The policy's name, and the default of ``create``.
-        chat: ``chat.completions.create(...)``, as in ``openai.OpenAI``.
+        model: The policy's name, which is the default model for ``create``.
+        chat: Provides ``chat.completions.create(...)``, like ``openai.OpenAI``.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -194,14 +196,14 @@ class BlockingAgentClient(_Handle):
 
 
 class _Chat:
-    """Both ``client.chat`` and ``client.chat.completions``."""
+    """Implements both ``client.chat`` and ``client.chat.completions``."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
     @property
     def completions(self) -> Self:
-        """This object, as in ``client.chat.completions.create(...)``."""
+        """This object itself, to support ``client.chat.completions.create(...)``."""
         return self
 
     def _completion(self, reply: Reply, request: ChatRequest) -> ChatCompletion:
@@ -210,16 +212,17 @@ class _Chat:
 
 
 class AsyncChat(_Chat):
-    """``client.chat`` of an async agent."""
+    """``client.chat`` for async agents."""
 
     async def create(self, **fields: Any) -> ChatCompletion:
-        """Call the policy with the arguments of OpenAI's chat completions.
+        """Call the policy with the arguments of OpenAI's Chat Completions API.
 
-        The agent waits until the trainer has sampled. ``docs/requests.md`` lists the fields.
+        This waits for the trainer to sample a reply. See ``docs/requests.md`` for the supported
+        fields.
 
         Raises:
-            openai.BadRequestError: The request cannot be served, or the prompt is too long (code
-                ``context_length_exceeded``).
+            openai.BadRequestError: The request is invalid or not supported, or the prompt is too
+                long (code ``context_length_exceeded``).
             EnvClosedError: The rollout was aborted.
             EpisodeEndedError: The agent function has already returned.
         """
@@ -233,14 +236,14 @@ class AsyncChat(_Chat):
 
 
 class BlockingChat(_Chat):
-    """``client.chat`` of a plain function."""
+    """``client.chat`` for regular functions."""
 
     def create(self, **fields: Any) -> ChatCompletion:
-        """Call the policy and block until it has replied.
+        """Call the policy and block until it replies.
 
         Raises:
             openai.BadRequestError, EnvClosedError, EpisodeEndedError: See ``AsyncChat.create``.
-            BlockingCallError: The call would block the Env's event loop, which has to answer it.
+            BlockingCallError: The call was made on the Env's event loop, which would deadlock.
         """
         episode = self._endpoint.episode
         try:
@@ -252,7 +255,7 @@ class BlockingChat(_Chat):
 
 
 async def ask(client: AgentClient, request: ChatRequest, **changes: Any) -> Reply:
-    """Return the reply of a client's model to ``request`` with ``changes``.
+    """Send ``request``, with ``changes`` applied, to a client's model and return the reply.
 
     Raises:
         openai.BadRequestError, EnvClosedError, EpisodeEndedError: See ``AsyncChat.create``.
@@ -263,18 +266,18 @@ async def ask(client: AgentClient, request: ChatRequest, **changes: Any) -> Repl
 
 
 def renderer_of(client: AgentClient) -> PromptRenderer:
-    """Return the renderer of a client's policy."""
+    """Return the renderer used by a client's policy."""
     return client._endpoint.renderer
 
 
 def _read(fields: dict[str, Any], endpoint: Endpoint) -> ChatRequest:
     if fields.get("stream") is True:
         raise bad_request(
-            "'stream'=True is not supported here; this client returns complete replies. To stream, "
-            "use client.openai, the SDK's own client.",
+            "'stream'=True is not supported by this client, which returns complete replies. To "
+            "stream, use client.openai, which is a real OpenAI SDK client.",
             param="stream",
         )
     if extra := read_object(fields.get("extra_body"), "extra_body"):
         FIELDS.check(fields, strict=True)
-        fields = {**fields, **extra}  # as the SDK does
+        fields = {**fields, **extra}  # same as in the SDK
     return endpoint.adapt(read(fields, endpoint.model, strict=not extra))

@@ -1,11 +1,12 @@
-"""The rollout's in-process API: a transport for ``httpx``, ``httpx2`` and ``lm15``, sync and async.
+"""In-process transport for ``httpx``, ``httpx2`` and ``lm15`` clients, both sync and async.
 
     openai.AsyncOpenAI(http_client=openai.DefaultAsyncHttpxClient(transport=client.transport), ...)
 
-One duck-typed class serves all three, since no library accepts another library's base class. The
-answer has the response type of the request's library. The transport is bound to its rollout,
-because some frameworks lose context variables. It opens no socket. The HTTP client's timeouts never
-fire while the trainer samples, because the transport that it replaces implements them.
+A single duck-typed class works for all three, because none of the libraries accepts another one's
+base class. Responses use the type of the library that made the request. The transport is bound to
+its rollout, because some frameworks lose context variables. It does not open any sockets. The HTTP
+client's timeouts do not apply while the trainer samples, because they are implemented by the
+transport that this one replaces.
 """
 
 import logging
@@ -18,24 +19,24 @@ from evert.bridge.clients.dialects.endpoint import Endpoint
 from evert.bridge.clients.lm15_transport import Exchange
 
 IN_PROCESS = "in-process"
-"""The HTTP version of evert's responses, by which the log filter recognises them."""
+"""The HTTP version reported by evert's responses, which the log filter looks for."""
 
 ROOT_URL = "http://rollout.invalid"
-"""The API's URL for SDKs; the host name never resolves."""
+"""The URL to use in SDKs. The host name never resolves."""
 
 
 class Transport:
-    """Answers an SDK's requests: OpenAI's SDK uses ``base_url``, other SDKs ``root_url``."""
+    """Answers requests from an SDK. Use ``base_url`` for OpenAI, and ``root_url`` for the rest."""
 
     root_url = ROOT_URL
     base_url = f"{ROOT_URL}/v1"
 
     def __init__(self, endpoint: Endpoint, behind: Any = None) -> None:
         self._endpoint = endpoint
-        self._behind = behind  # transport for all other requests; None: the rollout answers all
+        self._behind = behind  # transport for other requests (None: evert answers every request)
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Answer a request of an async client."""
+        """Answer a request from an async client."""
         send = None
         if self._behind is not None:
             send = partial(self._behind.handle_async_request, request)
@@ -45,7 +46,7 @@ class Transport:
         return response_for(request, await self._endpoint.answer(api_request, send))
 
     def handle_request(self, request: Any) -> Any:
-        """Answer a request of a blocking client."""
+        """Answer a request from a blocking client."""
         send = None
         if self._behind is not None:
             send = partial(self._behind.handle_request, request)
@@ -59,14 +60,14 @@ class Transport:
         return self._endpoint.route(request.method, url.path, content, str(url))
 
     def stream(self, request: Any) -> Exchange:
-        """Return an exchange that answers an ``lm15`` client's request when it is entered."""
+        """Return a context manager that answers a request from an ``lm15`` client."""
         return Exchange(self._endpoint, request)
 
     def close(self) -> None:
-        """Do nothing: no connection is open."""
+        """Do nothing, since there are no connections."""
 
     async def aclose(self) -> None:
-        """Do nothing: no connection is open."""
+        """Do nothing, since there are no connections."""
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +83,10 @@ class Transport:
 
 
 def response_for(request: Any, answer: Any) -> Any:
-    """Return an ``ApiResponse`` as a response of ``request``'s library; else ``answer`` itself."""
+    """Convert an ``ApiResponse`` to the response type of the library that made the request.
+
+    Any other ``answer`` is returned unchanged.
+    """
     if not isinstance(answer, ApiResponse):
         return answer
     library = sys.modules[type(request).__module__.partition(".")[0]]
@@ -96,8 +100,8 @@ def response_for(request: Any, answer: Any) -> Any:
 
 
 def was_sent(record: logging.LogRecord) -> bool:
-    """Whether a log record of ``httpx`` is about a request that left this process.
+    """Return whether an ``httpx`` log record is about a request that left this process.
 
-    Log records about in-process requests would name a host that was never called.
+    Records about in-process requests are misleading, as they mention a host that was not called.
     """
     return not isinstance(record.args, tuple) or IN_PROCESS not in record.args

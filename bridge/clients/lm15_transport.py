@@ -1,12 +1,12 @@
-"""The rollout's API for ``lm15``, the HTTP client of DSPy's own engine.
+"""In-process transport for ``lm15``, the HTTP client built into DSPy.
 
-    RouterConfig(transport=client.transport)   a router to which the agent gives the transport
-    dspy.LM("openai/policy")                   taken over (``takeover.py``)
+    RouterConfig(transport=client.transport)   the agent passes the transport to its router
+    dspy.LM("openai/policy")                   evert intercepts the calls (``takeover.py``)
 
-lm15 uses no other HTTP library. Its transports have one method, ``stream(request)``, which returns
-a context manager. DSPy contains a copy of lm15, so a process may have two copies; the response's
-class is from the request's copy. This file does not import them, since importing DSPy takes
-seconds: ``when_imported`` waits until other code imports them.
+lm15 does not use any other HTTP library. Its transports have one method, ``stream(request)``, which
+returns a context manager. DSPy bundles a copy of lm15, so two copies may be loaded in a process. A
+response is built from the classes of the copy that made the request. Importing DSPy takes seconds,
+so this module does not import it. Instead, ``when_imported`` waits until other code does.
 """
 
 import sys
@@ -21,14 +21,14 @@ from evert.bridge.clients.dialects.api import ApiRequest, ApiResponse
 from evert.bridge.clients.dialects.endpoint import Endpoint
 
 MODULES = ("lm15.transports", "dspy._vendor.lm15.transports")
-"""The modules with lm15's transports: in the package itself, and in DSPy's copy."""
+"""Modules that contain lm15's transports, in lm15 itself and in DSPy's copy."""
 
 TRANSPORTS = ("StdlibTransport", "StdlibAsyncTransport")
-"""The transports that open sockets."""
+"""Transports that open sockets."""
 
 
 class Exchange:
-    """A context manager that answers a request; ``send`` forwards calls to other models."""
+    """A context manager that answers a request. ``send`` passes on requests for other models."""
 
     def __init__(
         self, endpoint: Endpoint, request: Any, send: Callable[[], Any] | None = None
@@ -85,7 +85,7 @@ def _async_response(request: Any, answer: ApiResponse) -> Any:
         yield answer.content
 
     async def release(is_read: bool) -> None:
-        """Do nothing: no connection is open."""
+        """Do nothing, since there are no connections."""
 
     return _library(request).AsyncTransportResponse(
         **_head(answer), chunks=chunks(), release=release
@@ -102,7 +102,7 @@ def _head(answer: ApiResponse) -> dict[str, Any]:
 
 
 def when_imported(do: Callable[[ModuleType], None]) -> None:
-    """Call ``do`` with each module of ``MODULES``, now or when it is imported."""
+    """Call ``do`` with each module in ``MODULES``, now or as soon as it is imported."""
     sys.meta_path.insert(0, _Finder(do))
     for name in MODULES:
         if name in sys.modules:
@@ -116,7 +116,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """For a module in ``MODULES``, return a spec with a loader that calls ``do`` at the end."""
+        """For modules in ``MODULES``, return a spec whose loader calls ``do`` after the import."""
         spec = PathFinder.find_spec(fullname, path, target) if fullname in MODULES else None
         if spec is None or spec.loader is None:
             return None

@@ -1,20 +1,21 @@
-"""Take-over: evert answers the calls of agents that build their own client (``openai.OpenAI()``).
+"""Take-over: intercepts calls from agents that build their own client (``openai.OpenAI()``).
 
-In an agent's context, the rollout answers a request to a chat API if its body names one of the
-rollout's models. All other requests, and those of other code in the process, go to their usual
-destination. Take-over works below the SDKs: where ``httpx`` and ``httpx2`` choose a request's
-transport, where ``aiohttp`` sends a request, and in the transports of ``lm15`` (DSPy's).
+If an agent sends a chat API request for one of its rollout's models, the rollout answers it. The
+agent's other requests, and all requests from other code in the process, go to their usual
+destination. Take-over works below the SDKs. It patches ``httpx`` and ``httpx2`` where they choose
+the transport for a request, ``aiohttp`` where it sends a request, and the transports of ``lm15``
+(used by DSPy).
 
-A context variable has a ``Claim`` (``ownership.py``), which says which rollout a call belongs to.
-Tasks inherit the claim. Threads and pools get a claim only from agents:
+A context variable holds a ``Claim`` (``ownership.py``) that determines which rollout a call belongs
+to. Tasks inherit the claim. For threads, pools and processes, these rules apply:
 
-- Work that an agent submits to a pool belongs to the agent while the work runs; the pool does not.
-- A thread that an agent starts belongs to the agent until the agent ends. Then it belongs to no
-  rollout, since it may serve the whole process (an event bus, a logger).
-- A process that an agent forks or spawns belongs to no rollout.
+- Work that an agent submits to a pool belongs to the agent while it runs. The pool itself does not.
+- A thread started by an agent belongs to the agent until the agent ends. After that, it does not
+  belong to any rollout, because it may serve the whole process (for example, a logger).
+- Processes that an agent forks or spawns do not belong to a rollout.
 
-One more patch keeps the log-probabilities of tokens that the Cookbook samples (``logprobs.py``).
-Every Env calls ``install``; only the first call has an effect.
+Another patch keeps the log-probabilities of tokens sampled by the Cookbook (``logprobs.py``). Every
+Env calls ``install``, but only the first call has an effect.
 """
 
 import concurrent.futures
@@ -45,12 +46,12 @@ Function = Callable[..., Any]
 
 
 def current_endpoint() -> Endpoint | None:
-    """Return the API of the current task's or thread's rollout; None outside of agents."""
+    """Return the API of the rollout that the current task or thread belongs to, if any."""
     return cast("Endpoint | None", current_owner())
 
 
 def agent_context(endpoint: Endpoint) -> contextvars.Context:
-    """Return a copy of the current context in which ``endpoint`` answers the calls."""
+    """Return a copy of the current context in which calls are answered by ``endpoint``."""
     context = contextvars.copy_context()
     context.run(CLAIM.set, Claim(lambda: endpoint, False, os.getpid()))
     return context
@@ -63,7 +64,7 @@ _is_installed = False
 
 
 def install() -> None:
-    """Start take-over in this process until it exits. Further calls have no effect."""
+    """Enable take-over for the rest of this process. Calling this again has no effect."""
     global _is_installed
     if _is_installed:
         return
@@ -92,7 +93,7 @@ def _patch_all() -> None:
 
 
 def _patch(owner: type, name: str, replacement: Function) -> None:
-    """Replace a method with a function whose first argument is the original method."""
+    """Replace a method with a function that gets the original method as its first argument."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -108,7 +109,7 @@ def _patch(owner: type, name: str, replacement: Function) -> None:
 def _choose_transport(original: Function, client: Any, url: Any) -> Any:
     transport = original(client, url)
     endpoint = current_endpoint()
-    if endpoint is None or isinstance(transport, Transport):  # no agent, or client.transport
+    if endpoint is None or isinstance(transport, Transport):  # not an agent, or client.transport
         return transport
     return Transport(endpoint, transport)
 
@@ -144,7 +145,7 @@ async def _request(
 
 def _patch_lm15(transports: ModuleType) -> None:
     for name in lm15_transport.TRANSPORTS:
-        if (transport := getattr(transports, name, None)) is not None:  # depends on lm15's version
+        if (transport := getattr(transports, name, None)) is not None:  # depends on lm15 version
             _patch(transport, "stream", _stream)
 
 
@@ -174,7 +175,7 @@ def _start(original: Function, thread: threading.Thread) -> Any:
     instance_run = vars(thread).get("run")
 
     def run() -> None:
-        _put_back(thread, instance_run)  # a running thread has its original ``run``
+        _put_back(thread, instance_run)  # restore the original ``run`` once the thread is running
         _run_in(lent, thread.run)
 
     lent = claim.lent()
@@ -193,7 +194,7 @@ def _put_back(thread: threading.Thread, run: Any) -> None:
 
 
 def _claim_here() -> Claim | None:
-    """Return the claim that new work inherits; None outside of agents."""
+    """Return the claim that new work inherits, or None outside of agents."""
     return None if current_owner() is None else CLAIM.get()
 
 
@@ -201,11 +202,11 @@ _WORKERS = (
     getattr(concurrent.futures.thread, "_worker", None),
     getattr(multiprocessing.pool, "worker", None),
 )
-"""The targets of pool threads, by which such threads are recognised."""
+"""Target functions of pool threads, which we use to recognise them."""
 
 
 def _serves_a_pool(thread: threading.Thread) -> bool:
-    """Whether a thread belongs to a pool, where each task has its own claim."""
+    """Return whether this is a pool thread. In pools, each submitted task has its own claim."""
     target = getattr(thread, "_target", None)
     return target is not None and target in _WORKERS
 

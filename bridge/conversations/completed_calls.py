@@ -1,12 +1,12 @@
-"""Recognises the policy's tool calls that an agent sends back changed (*echoes*).
+"""Recognises the policy's tool calls when an agent sends them back modified (*echoes*).
 
-A framework may add arguments that the policy left out (``"replace_all": false``) or tidy the
-sampled arguments (white space at the ends of lines, ``"3"`` where the schema has a number). The
-call keeps its id and all the information that was sampled. ``is_completed`` recognises it.
+Some frameworks fill in arguments that the policy omitted (``"replace_all": false``) or clean up the
+sampled ones (trailing whitespace, ``"3"`` where the schema has a number). ``is_completed`` can
+still recognise such a call, because it keeps its id and all the information that was sampled.
 
-A framework may also change the ids of calls and results, for example to number them per reply. The
-change is harmless if the template shows no ids. ``follow_echoes`` undoes both changes. It compares
-ids only within a reply and its results.
+Some frameworks also change the ids of calls and results, for example to number them within each
+reply. This is harmless if the template does not render ids. ``follow_echoes`` undoes both kinds of
+changes. It compares ids only within a reply and its results.
 """
 
 import json
@@ -24,11 +24,11 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 
 class IndexPath(NamedTuple):
-    """The known part of a request's path through the index."""
+    """The path of a request's messages through the index, up to the first unknown message."""
 
     entries: list[Entry]  # the request's messages, with echoes undone
     places: list[int]  # the place in the index after each known message
-    completed: int | None  # index of the last reply that came back completed, if any
+    completed: int | None  # index of the last reply that came back with completed arguments
 
 
 def follow_echoes(
@@ -38,7 +38,7 @@ def follow_echoes(
     *,
     keeps_completed: bool,
 ) -> IndexPath:
-    """Follow a request's messages through the index, undoing echoes on the way."""
+    """Follow a request's messages through the index, undoing echoes along the way."""
     path = IndexPath([*entries], index.follow(entries), None)
     while (at := len(path.places)) < len(entries):
         place, entry = path.places[-1] if at else START, path.entries[at]
@@ -62,10 +62,14 @@ def follow_echoes(
 
 
 def _reset_ids(entries: list[Entry], at: int, reply: Reply) -> bool:
-    """Restore the ids of the results after a reply; return False if that is impossible."""
+    """Change the ids in the tool results after a reply back to the sampled ones.
+
+    Returns:
+        False if the ids are ambiguous. In this case, nothing is changed.
+    """
     calls = entries[at].message.get("tool_calls", ())
     ids = {call.id: sampled.id or "" for call, sampled in zip(calls, reply.tool_calls, strict=True)}
-    if len(ids) < len(calls):  # two calls share an id
+    if len(ids) < len(calls):  # duplicate ids
         return False
     after = (entry.message for entry in entries[at + 1 :])
     results = [*takewhile(lambda message: message["role"] == "tool", after)]
@@ -78,7 +82,7 @@ def _reset_ids(entries: list[Entry], at: int, reply: Reply) -> bool:
 
 
 def is_completed(entry: Entry, reply: Reply) -> bool:
-    """Return whether an agent's message is ``reply`` with arguments added or tidied."""
+    """Return whether an agent's message is ``reply`` with added or cleaned-up arguments."""
     sent_calls, reply_calls = entry.message.get("tool_calls", ()), reply.tool_calls
     if not sent_calls or len(sent_calls) != len(reply_calls) or entry.key == reply.key:
         return False
@@ -98,7 +102,7 @@ def _completes(call: ToolCall, sampled: ToolCall) -> bool:
 
 
 def _contains(value: Any, part: Any) -> bool:
-    """Return whether ``value`` is ``part``, tidied and perhaps with more fields at any depth."""
+    """Return whether ``value`` is ``part``, possibly with added fields and cleaned-up values."""
     if isinstance(part, dict) and isinstance(value, dict):
         return part.keys() <= value.keys() and all(_contains(value[k], part[k]) for k in part)
     if isinstance(part, list) and isinstance(value, list):

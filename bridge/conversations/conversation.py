@@ -1,13 +1,15 @@
-"""``Conversation``: the messages of an agent and the policy, with their exact tokens.
+"""``Conversation``: the messages between an agent and the policy, with their exact tokens.
 
-It has two views, which grow together. ``agent_view`` has the messages as the agent sends them, and
-serves to recognise the conversation in the next request. ``messages`` has them as the renderer gets
-them, including what the agent does not see: the prefix that lists the tools, thinking, corrections.
+A conversation has two views that grow together. ``agent_view`` contains the messages as the agent
+sent them, so that we can recognise the conversation in the next request. ``messages`` contains them
+as passed to the renderer, including what the agent never sees: the tool descriptions, thinking and
+corrections.
 
-A prompt's tokens are ``log`` (up to the last action), ``tail`` (the messages after it), ``suffix``
-(which opens the reply) and ``opened`` (the agent's prefill). Sampled tokens enter the log unchanged
-and are never encoded again; a turn renders only the tail. Each reply that the agent gets is kept as
-a ``Point``. A point's tokens never change, and other conversations may branch off there.
+A prompt consists of ``log`` (the tokens up to the last action), ``tail`` (the messages after it),
+``suffix`` (the tokens that open the reply) and ``opened`` (the agent's prefill). Sampled tokens are
+added to the log unchanged and are never re-encoded, so each turn only renders the tail. Every reply
+that the agent receives is stored as a ``Point``. Its tokens never change, and other conversations
+can branch off from it.
 """
 
 import copy
@@ -32,63 +34,64 @@ from evert.bridge.tokens.rendering import EMPTY, Rendering
 from evert.bridge.tokens.token_log import FlatPrompt, TokenLog, length_of
 
 
-@dataclass(slots=True, eq=False)  # made every turn; a frozen dataclass takes three times as long
+@dataclass(slots=True, eq=False)  # created every turn; frozen=True would make it 3 times slower
 class Point:
-    """A reply that an agent got, from which a conversation can continue."""
+    """A reply received by the agent, from which a conversation can continue."""
 
     conversation: "Conversation"
-    number: int  # its index among the conversation's points
-    position: int  # the reply's index among the agent's messages
-    messages: int  # number of messages in the model's view, including the reply
+    number: int  # index in ``conversation.points``
+    position: int  # index of the reply in the agent's messages
+    messages: int  # message count in the model's view, including the reply
     log: TokenLog  # including the action
     action: list[int]  # including the end of turn
     reply: Reply
-    format: ReplyFormat | None  # the format that the policy was asked for
+    format: ReplyFormat | None  # the format requested for the reply
 
     @property
     def message(self) -> Message:
-        """The reply in the model's view, thinking included."""
+        """The reply in the model's view, including thinking."""
         return self.conversation.messages[self.messages - 1]
 
     @property
     def path(self) -> "list[Point]":
-        """The points up to this one, from the conversation's beginning."""
+        """All points from the start of the conversation up to this one."""
         return self.conversation.points[: self.number + 1]
 
     @property
     def is_open(self) -> bool:
-        """Whether its conversation ends here, so that it can continue without a branch."""
+        """Whether the conversation ends here, so that it can be continued without branching."""
         conversation = self.conversation
         return conversation.reply is self.reply and conversation.points[-1] is self
 
     def is_within(self, entries: Sequence[Entry]) -> bool:
         """Return whether a request contains all replies up to this one, unchanged."""
-        path = reversed(self.path)  # agents mostly change recent messages
+        path = reversed(self.path)  # newest first, since agents rarely change old messages
         return all(point.reply.is_sent_back_as(*entries[point.position]) for point in path)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Conversation:
-    """One conversation of an episode (see the module's docstring).
+    """One conversation in an episode (see the module docstring).
 
     Attributes:
         caller: The task or thread that made the latest call.
-        tools: The tools as the agent sent them; None if it sent none.
-        lineage: The number of its current token sequence; -1 before the first prompt. A new
-            sequence begins when the renderer changes the history.
-        format: The format that the policy was asked for; None for any.
-        reply: The latest reply, until the agent sends it back; else None.
-        action: The latest reply's tokens, with prefill and end of turn, until a message is added.
-        prefill: The beginning of the next reply, written by the agent.
-        points: Replies to branch from, including those before it branched off itself.
-        place: Its place in the index, after the agent's latest message or the latest reply.
-        length: The number of tokens of the prompt.
-        first: The number of tokens of its lineage's first prompt; None before that prompt.
-        before: The key of the agent's latest message; None before the first message.
-        rendered_log: For templates that render whole prompts: the log as the renderer shows it.
+        tools: The tools as sent by the agent, or None.
+        lineage: Index of the current lineage, or -1 before the first prompt. A new lineage starts
+            when the renderer changes the history.
+        format: The format requested from the policy, or None.
+        reply: The latest reply. None once the agent has sent it back.
+        action: The tokens of the latest reply, including prefill and end of turn. Cleared when a
+            message is added.
+        prefill: The start of the next reply, written by the agent.
+        points: Replies at which a branch can start, including inherited ones.
+        place: The current place in the index, after the agent's latest message or latest reply.
+        length: Number of tokens in the prompt.
+        first: Number of tokens in the first prompt of the lineage, or None before that prompt.
+        before: The key of the agent's latest message, or None before the first message.
+        rendered_log: The log as rendered by a template that can only render whole prompts.
         added: Messages after the latest action that the agent did not send, such as corrections.
         is_retried: Whether the latest action was hidden from the agent and is being retried.
-        rendering: For templates that render whole prompts: the last prompt.
+        rendering: The last prompt rendered by a template that can only render whole prompts.
     """
 
     index: PrefixTree[Point]
@@ -123,7 +126,7 @@ class Conversation:
     def after(
         cls, point: Point, caller: str, renderer: PromptRenderer, max_chars: int | None = None
     ) -> "Conversation":
-        """Branch off: return a new conversation with the same history up to ``point``.
+        """Branch off at ``point``: return a new conversation that shares the history up to there.
 
         Raises:
             LongTextError: More than ``max_chars`` characters would be rendered.
@@ -142,24 +145,25 @@ class Conversation:
     # -- the agent's view ------------------------------------------------------------------------
 
     def is_continued_by(self, messages: Sequence[Any]) -> bool:
-        """Return whether a request begins with all messages that the agent sent here, and has more.
+        """Return whether a request starts with all messages of the agent's view and has more.
 
-        It is fast, as it compares two lists once. The next message should be the latest reply.
+        This is a fast check that only compares two lists. It does not check the latest reply, which
+        should be the next message in the request.
         """
         count = len(self.agent_view)
         try:
             return (
                 self.reply is not None
                 and len(messages) > count
-                and messages[count - 1] == self.agent_view[-1]  # fast: most conversations fail here
+                and messages[count - 1] == self.agent_view[-1]  # most conversations fail here
                 and messages[:count] == self.agent_view
                 and all(_state(message) == before for message, before in self._objects)
             )
-        except Exception:  # an agent's objects may raise when compared (arrays)
+        except Exception:  # comparing an agent's objects may raise (e.g. NumPy arrays)
             return False
 
     def remember(self, start: int, snapshots: "Sequence[Snapshot]") -> None:
-        """Replace the agent's view from index ``start`` on with a request's messages."""
+        """Replace ``agent_view[start:]`` with the messages of a request."""
         if start == 0:
             self._objects = []
         del self.agent_view[start:]
@@ -169,19 +173,19 @@ class Conversation:
                 self._objects.append((message, state))
 
     def note_calls(self, calls: Sequence[ToolCall]) -> None:
-        """Remember the names of the called functions, to show them with the results."""
+        """Store the names of the called functions, so that they can be shown with the results."""
         self.tool_names.update({call.id or "": call.function.name for call in calls})
 
     # -- the model's view ------------------------------------------------------------------------
 
     def prompt(self) -> tinker.ModelInput:
-        """Return the prompt: the tokens that the policy continues."""
+        """Return the prompt for the policy."""
         return self.log.followed_by([*self.tail, *self.suffix, *self.opened])
 
     def record(
         self, action: list[int], reply: Reply, renderer: PromptRenderer, *, is_seen: bool = True
     ) -> None:
-        """Add an action; if it was cut, also add the missing end-of-turn token."""
+        """Add an action. If it was truncated, also add the missing end-of-turn token."""
         ended = self.opened + action + renderer.missing_end(action)
         self.log = self.log.extended([*self.tail, *self.suffix, *ended])
         self.length = self.log.length
@@ -206,24 +210,25 @@ class Conversation:
         limit: PromptLimit = ANY_LENGTH,
         max_chars: int | None = None,
     ) -> Drift | None:
-        """Add messages after the last action and render them; after an error nothing has changed.
+        """Add messages after the last action and render them. If this fails, nothing is changed.
 
         Args:
             new: The messages.
             renderer: The renderer to use.
-            limit: The limit of the prompt's length.
-            max_chars: Maximum number of characters of history to render again; None for no limit.
+            limit: The maximum prompt length.
+            max_chars: Maximum number of history characters to re-render (None: no limit).
 
         Returns:
-            ``Drift.TEMPLATE`` if the renderer now shows the last reply, or the history before it,
-            differently; everything has then been rendered again, as a new token sequence.
-            ``Drift.RETOKENISED`` if it only encodes the reply as other tokens, or does not show the
-            thought that the prompt opened; the sampled tokens are kept. Otherwise None.
+            ``Drift.TEMPLATE`` if the last reply or the history before it is now rendered
+            differently. In this case, everything is rendered again as a new token sequence.
+            ``Drift.RETOKENISED`` if the same reply is encoded as different tokens, or if the
+            template no longer shows the thinking block that the prompt opened. In this case, the
+            sampled tokens are kept. None if there is no drift.
 
         Raises:
             RendererMismatchError: The renderer cannot render the messages.
             openai.BadRequestError: The prompt is too long.
-            LongTextError: More than ``max_chars`` characters would be rendered again.
+            LongTextError: More than ``max_chars`` characters would have to be rendered again.
         """
         start, last_user = len(self.messages), self.last_user
         before = self.log, self.tail, self.suffix, self.opened, self.rendered_log
@@ -268,7 +273,10 @@ class Conversation:
     def _render_whole(
         self, start: int, renderer: PromptRenderer, max_chars: int | None
     ) -> Drift | None:
-        """Render all messages, for templates that need all of them; keep the sampled tokens."""
+        """Render the whole prompt, but keep the sampled tokens.
+
+        Used for templates that cannot render new messages on their own.
+        """
         check_tokens(self.log.length, max_chars)
         prompt, self.rendering = renderer.full_after(self.messages, self.rendering)
         shared = _shown_length(prompt, self.rendered_log, renderer)
@@ -276,7 +284,7 @@ class Conversation:
         if shared is not None:
             history = _opening(prompt[shared:], self.action, renderer)
             drift = drift_of(history, self.action, renderer)
-            if shared < len(self.rendered_log):  # the thought that the prompt opened is not shown
+            if shared < len(self.rendered_log):  # the template dropped the open thinking block
                 drift = drift or Drift.RETOKENISED
             shared += len(history)
         if drift is Drift.TEMPLATE:
@@ -286,10 +294,10 @@ class Conversation:
 
 
 def _shown_length(prompt: FlatPrompt, log: FlatPrompt, renderer: PromptRenderer) -> int | None:
-    """Return the length of the prefix of ``prompt`` that shows ``log``; None if it differs.
+    """Return the length of the prefix of ``prompt`` that matches ``log``, or None.
 
-    A cut reply may leave open a thought that the prompt opened. A template cannot show such a
-    thought; it shows the reply's text instead.
+    ``log`` may end by opening a thinking block. If the reply was truncated inside that block, the
+    template only shows the text and drops the opening of the block. This still counts as a match.
     """
     if prompt[: len(log)] == log:
         return len(log)
@@ -301,11 +309,11 @@ def _shown_length(prompt: FlatPrompt, log: FlatPrompt, renderer: PromptRenderer)
 
 
 _OPENING = 3
-"""Number of tokens at the end of a prompt that may open a thought."""
+"""Maximum number of tokens at the end of a prompt that open a thinking block."""
 
 
 def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) -> FlatPrompt:
-    """Return the reply at the beginning of ``tokens``; empty if it has no end."""
+    """Return the reply at the start of ``tokens``, or an empty list if it has no end token."""
     if tokens[: len(action)] == action:
         return tokens[: len(action)]
     ends = [tokens.index(end) for end in renderer.end_tokens if end in tokens]
@@ -313,13 +321,13 @@ def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) ->
 
 
 Snapshot: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]
-"""A copy of an agent's message, and None; or an SDK object itself, and a copy of its state. SDK
-objects are slow to compare; comparing an object with itself is fast, and its state shows changes.
+"""Either a copy of a dict message and None, or an SDK object and a copy of its state. SDK objects
+are slow to compare, but an object always equals itself, so only its state has to be compared.
 """
 
 
 def take_snapshots(messages: Sequence[Any]) -> list[Snapshot]:
-    """Take snapshots of a request's messages, to recognise them in the next request.
+    """Take snapshots of a request's messages, so that we can recognise them in the next request.
 
     Raises:
         openai.BadRequestError: A message cannot be copied.
@@ -338,5 +346,5 @@ def _snapshot(message: Any) -> Snapshot:
 
 
 def _state(message: Any) -> tuple[dict[str, Any], Any]:
-    """Return everything in an SDK object that can change; reasoning is in its extra fields."""
+    """Return an SDK object's fields, and its extra fields (which contain the reasoning)."""
     return vars(message), getattr(message, "__pydantic_extra__", None)

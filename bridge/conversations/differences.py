@@ -1,4 +1,4 @@
-"""Describes the first message that differs between two requests."""
+"""Describes the first difference between the messages of two requests."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,16 @@ AROUND = 40
 """Number of characters to show on each side of a difference."""
 
 _UNSEEN = {"reasoning_content", "reasoning", "name", "refusal", "annotations", "audio"}
-"""Fields that are not compared: agents leave them out, or an SDK adds them."""
+"""Fields that are not compared, because agents omit them or SDKs add them."""
 
 _IDS = {"id", "tool_call_id"}
 
 
 def in_messages(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the first difference, or return ""; call ids, which agents change, come last."""
+    """Describe the first difference, or return "" if there is none.
+
+    Call ids are only compared if nothing else differs, because agents often change them.
+    """
     return _in_messages(before, after, _IDS) or _in_messages(before, after, set())
 
 
@@ -37,17 +40,17 @@ def _in_messages(
 
 
 def in_field(place: str, before: Any, after: Any) -> str:
-    """Describe what differs in a field; return "" if nothing differs, or both are empty."""
+    """Describe how a field differs, or return "" if the values are equal or both empty."""
     change = _change(place, _plain(before), _plain(after), set())
     return _describe(*change) if change else ""
 
 
 def _plain(value: Any) -> Any:
-    """Undo what agents change in a field: they strip text and leave out empty values."""
+    """Normalize a field so that stripped text and omitted empty values count as equal."""
     if isinstance(value, list):
         texts = [part["text"] for part in value if isinstance(part, Mapping) and "text" in part]
         if texts and len(texts) == len(value):
-            return "".join(map(str, texts)).strip() or None  # joining them changes no message
+            return "".join(map(str, texts)).strip() or None  # same message when joined
         return [_call(part) for part in value] or None
     return (value.strip() if isinstance(value, str) else value) or None
 
@@ -83,13 +86,13 @@ def _describe(place: str, before: Any, after: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a string as it is, and any other value as JSON."""
+    """Return a string unchanged, and any other value as JSON."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def excerpt(text: str, place: int = 0) -> str:
-    """Return the text around index ``place``, quoted."""
+    """Return a quoted excerpt of the text around index ``place``."""
     start, end = max(0, place - AROUND), place + AROUND
     return f"{'…' * (start > 0)}{text[start:end]!r}{'…' * (end < len(text))}"

@@ -1,4 +1,4 @@
-"""Drift: why a known reply cannot be continued token for token, and what differs."""
+"""Drift: the reasons why a known reply cannot be continued token for token."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -23,10 +23,10 @@ class Drift(StrEnum):
 
 
 class Break(NamedTuple):
-    """The drift of an observation."""
+    """The drift that occurred at an observation."""
 
     cause: Drift
-    where: str = ""  # the field and message that differ; "" if unknown
+    where: str = ""  # the message and field that differ, or "" if unknown
 
 
 def cause_of(
@@ -37,14 +37,18 @@ def cause_of(
     *,
     continues: bool,
 ) -> Drift | None:
-    """Return a request's drift; None if other agents or conversations explain all differences.
+    """Return the cause of drift, or None if there is no drift.
+
+    A difference that comes from another agent or conversation is not drift.
 
     Args:
-        speaker: The agent that makes the request.
-        other_authors: Agents that got replies in the request, off its path in the index.
-        left_out: Agents that got a reply where the request ends or has another message.
-        before: The agent that got the latest reply on the path, if it had other tools; else None.
-        continues: Whether the request continues a conversation, whose tokens are then all kept.
+        speaker: The agent that made the request.
+        other_authors: The request may contain replies that are not on its path through the index.
+            These are the agents that received them.
+        left_out: Agents that received a reply at the place where the request ends or diverges.
+        before: The agent that received the latest reply on the path, if its tools were different,
+            or None.
+        continues: Whether the request extends a conversation and keeps all of its tokens.
     """
     if continues:
         other_authors = {author for author in other_authors if author.opening == speaker.opening}
@@ -56,13 +60,13 @@ def cause_of(
 
 
 def drift_of(history: FlatPrompt, sampled: list[int], renderer: PromptRenderer) -> Drift | None:
-    """Return the drift between a reply's sampled tokens and its tokens in the rendered history."""
+    """Compare a reply's sampled tokens with its tokens in the rendered history."""
     if history == sampled:
         return None
     tokens = [token for token in history if isinstance(token, int)]
     if not tokens or len(tokens) < len(history):
         return Drift.TEMPLATE
-    if renderer.differ_in_spelling(tokens, sampled):  # only in control tokens, spelled as text
+    if renderer.differ_in_spelling(tokens, sampled):  # control tokens encoded as text
         return None
     return Drift.RETOKENISED if _same_message(tokens, sampled, renderer) else Drift.TEMPLATE
 
@@ -70,15 +74,15 @@ def drift_of(history: FlatPrompt, sampled: list[int], renderer: PromptRenderer) 
 def _same_message(history: list[int], sampled: list[int], renderer: PromptRenderer) -> bool:
     try:
         (rendered, ended), (reply, end) = renderer.parse(history), renderer.parse(sampled)
-    except (RendererError, RecursionError):  # cannot be parsed: an end of turn in the middle
+    except (RendererError, RecursionError):  # e.g. an end-of-turn token in the middle
         return False
     return ended == end and _substance(rendered) == _substance(reply)
 
 
 def _substance(message: Message) -> tuple[list[str], list[str], Sequence[Any]]:
-    """Return a reply's thinking, text and tool calls, without what depends on the template.
+    """Return a reply's thinking, text and tool calls in a form that is independent of the template.
 
-    A template decides on the white space, and on the place of tool calls that did not parse.
+    Templates differ in whitespace and in where they put malformed tool calls.
     """
     content = message["content"]
     parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content

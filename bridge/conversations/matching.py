@@ -1,26 +1,26 @@
 """Finds the conversation that a call continues, and detects drift.
 
-A *lineage* is one token sequence that only grows, so it becomes one datum.
-``ConversationBook.observe`` finds the reply that an agent's request continues: nearly always the
-caller's latest reply, else the last reply on the request's path through the ``PrefixTree``. If that
-reply ends its conversation, the new messages extend the conversation. Otherwise a new conversation
-branches off at the reply and shares the tokens up to there, which is not drift. If the request
-continues no known reply, all its messages are rendered.
+A *lineage* is a token sequence that only grows, so it becomes a single datum.
+``ConversationBook.observe`` finds the reply that an agent's request continues. This is almost
+always the caller's latest reply; otherwise, it is the last reply on the request's path through the
+``PrefixTree``. If that reply ends its conversation, the conversation is extended. If not, a
+new conversation branches off at the reply and shares the tokens up to there (this is not drift). If
+the request does not continue any known reply, all of its messages are rendered.
 
-*Drift* means that a known reply cannot be continued token for token. Its causes:
+*Drift* means that a known reply cannot be continued token for token. Possible causes:
 
     template     same messages, but the renderer shows the history differently (thinking stripped)
-    retokenised  same message, other token ids; the sampled ids are kept, and no lineage starts
-    completed_arguments  a tool call came back with added arguments; an option keeps the sampled
-                 ids, otherwise a lineage starts
-    tools        same messages, other tools
-    history      a reply was left out, changed, or moved to another conversation's history
+    retokenised  same message, different token ids; we keep the sampled ids and the lineage
+    completed_arguments  a tool call came back with extra arguments; starts a new lineage, unless
+                 an option tells us to keep the sampled ids
+    tools        same messages, different tools
+    history      a reply was removed, changed, or moved to another conversation
 
-Only changes to an agent's own history count. If another agent (``Speaker``) continues a history, a
-lineage starts, but this is a handoff rather than drift. Messages that other agents added after the
-continued reply are not drift either.
+Only changes to an agent's own history count as drift. If another agent (``Speaker``) continues the
+history, a new lineage starts, but this counts as a handoff. Messages that other agents added after
+the continued reply are not drift either.
 
-A reply that the agent sends back is always rendered as sampled, with its thinking.
+A reply that the agent sends back is always rendered as sampled, including its thinking.
 """
 
 import copy
@@ -48,22 +48,23 @@ from evert.bridge.tokens.prompt_limit import ANY_LENGTH, PromptLimit
 from evert.bridge.tokens.renderer import PromptRenderer
 
 RECENT = 32
-"""How many recent conversations to compare a request with before searching the index, and how many
-of the equal replies that the index finds."""
+"""Number of recent conversations to compare with a request before searching the index. Also limits
+how many equal replies are considered at each place in the index."""
 
 
 class ConversationBook:
-    """All conversations of one episode.
+    """All conversations in one episode.
 
     Args:
-        limit: The limit of a prompt's length; a longer prompt is refused.
-        keeps_completed: Whether to keep a reply as sampled if its tool calls come back completed.
+        limit: The maximum prompt length. Longer prompts are refused.
+        keeps_completed: Whether to keep the sampled tokens of a reply if its tool calls come back
+            with completed arguments.
 
     Attributes:
-        drift: How often each cause occurred.
+        drift: How often each cause of drift occurred.
         handoffs: How often an agent continued another agent's history.
-        latest_drift: The latest observation's drift; None if there was no drift.
-        lineages: Number of lineages begun so far.
+        latest_drift: Drift at the latest observation, or None.
+        lineages: Number of lineages started so far.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ConversationBook:
         self.lineages = 0
         self._index: PrefixTree[Point] = PrefixTree()
         self._latest: dict[str, Conversation] = {}
-        self._recent: dict[Conversation, None] = {}  # from old to new
+        self._recent: dict[Conversation, None] = {}  # oldest first
 
     def observe(
         self,
@@ -92,25 +93,28 @@ class ConversationBook:
         renderer: PromptRenderer,
         max_chars: int | None = None,
     ) -> Conversation:
-        """Extend the conversation that a call continues; its ``prompt()`` is the observation.
+        """Find the conversation that a call continues, and extend it with the call's messages.
+
+        The observation is the conversation's ``prompt()``.
 
         Args:
             request: The call.
-            caller: Task or thread of the call; among equal conversations, its own is preferred.
-            renderer: The renderer to use: ``self.renderer``, or a copy for a worker thread.
-            max_chars: Maximum number of characters to read and render here; None for no limit.
+            caller: The task or thread that made the call. If several conversations match equally
+                well, we prefer the caller's own.
+            renderer: The renderer to use (``self.renderer``, or a copy for a worker thread).
+            max_chars: Maximum number of characters to read and render here (None: no limit).
 
         Raises:
             openai.BadRequestError: A message or a tool cannot be read or rendered, or the prompt is
                 too long (code ``context_length_exceeded``).
-            LongTextError: The request has more than ``max_chars``; nothing has changed.
+            LongTextError: The request has more than ``max_chars``. Nothing is changed.
         """
         self.latest_drift = None
         try:
             match = self.match(request, caller, renderer, max_chars)
             self._extend(match, request, caller, renderer, max_chars)
         except (RendererMismatchError, RendererError, UnicodeEncodeError) as error:
-            raise bad_request(f"The renderer cannot express this request: {error}") from error
+            raise bad_request(f"The renderer cannot render this request: {error}") from error
         conversation = self._latest[caller] = match.conversation
         conversation.caller = caller
         self._recent.pop(conversation, None)
@@ -126,10 +130,10 @@ class ConversationBook:
         renderer: PromptRenderer,
         max_chars: int | None = None,
     ) -> None:
-        """Append messages that the agent does not see, such as corrections and a hook's reminders.
+        """Append messages that the agent does not see, such as corrections and hook reminders.
 
         Raises:
-            LongTextError: More than ``max_chars`` characters must be rendered; nothing has changed.
+            LongTextError: More than ``max_chars`` characters must be rendered. Nothing is changed.
         """
         check_text(list(messages), max_chars)
         escaped = [renderer.escape(message) for message in messages]
@@ -138,7 +142,7 @@ class ConversationBook:
         conversation.added += messages
 
     def forget(self) -> None:
-        """Free the conversations, which refer to each other; call it after the last prompt."""
+        """Break reference cycles to free the conversations. Call this after the last prompt."""
         for points in self._index.points.values():
             for point in points:
                 point.conversation.points = []
@@ -151,7 +155,10 @@ class ConversationBook:
     def match(
         self, request: ChatRequest, caller: str, renderer: PromptRenderer, max_chars: int | None
     ) -> "Match":
-        """Find what a request continues; change nothing. Raises what ``observe`` raises."""
+        """Find the conversation that a request continues, without changing it.
+
+        Raises the same errors as ``observe``.
+        """
         messages, latest = request.messages, self._latest.get(caller)
         for conversation in chain([latest] if latest is not None else (), reversed(self._recent)):
             if _has_tools(request, conversation) and conversation.is_continued_by(messages):
@@ -163,9 +170,9 @@ class ConversationBook:
         return self._match_by_index(request, entries, caller, renderer, max_chars)
 
     def _next_turn(self, conversation: Conversation, entries: Sequence[Entry]) -> "Match | None":
-        """Match entries that are a conversation's latest reply and the messages after it.
+        """Return a match if the entries are the latest reply followed by new messages.
 
-        Return None if they are not, or if another agent may have written one of the messages.
+        Otherwise, or if another agent may have written one of the messages, return None.
         """
         (reply_entry, *new), reply, cause = entries, conversation.points[-1].reply, None
         if any(entry.is_assistants for entry in new):
@@ -186,7 +193,7 @@ class ConversationBook:
         renderer: PromptRenderer,
         max_chars: int | None,
     ) -> "Match":
-        """Match the last reply on a request's path through the index, or make a conversation."""
+        """Continue from the last reply on the request's path, or start a new conversation."""
         entries, places, completed = follow_echoes(
             self._index, entries, renderer, keeps_completed=self._keeps_completed
         )
@@ -214,29 +221,29 @@ class ConversationBook:
     def _replaced_speakers(
         self, places: Sequence[int], entries: Sequence[Entry], speaker: Speaker
     ) -> set[Speaker]:
-        """Return the agents that got a reply at the place where a request's known messages end.
+        """Return the agents that received a reply at the place where the known messages end.
 
-        Empty if all messages are known, or if the next message is another agent's reply.
+        The set is empty if all messages are known, or if the next message is another agent's reply.
         """
         if len(places) == len(entries):
             return set()
         instead = entries[len(places)]
         authors = self._index.replies.get(instead.key) if instead.is_assistants else None
         if authors and all(map(speaker.differs_from, authors)):
-            return set()  # the request reads another agent's conversation
+            return set()  # the request quotes another agent's conversation
         return self._index.speakers_at.get(places[-1] if places else START, set())
 
     def _last_replies(
         self, request: ChatRequest, entries: Sequence[Entry], caller: str, places: Sequence[int]
     ) -> tuple[Point | None, Point | None]:
-        """Find the last known reply on a request's path, and the last reply with the same tools.
+        """Find the last known reply on a request's path, and the last one with the same tools.
 
-        Among equal replies, prefer one that ends its conversation, then one of the caller, then the
-        newest.
+        If several replies are equal, prefer one at the end of its conversation, then one from the
+        same caller, then the most recent one.
         """
         last: Point | None = None
         for place in reversed(places):
-            latest = self._index.points.get(place, ())[-RECENT:]  # there may be thousands
+            latest = self._index.points.get(place, ())[-RECENT:]  # there can be thousands
             points = [point for point in latest if point.is_within(entries)]
             points.sort(key=lambda point: (point.is_open, point.conversation.caller == caller))
             for point in reversed(points):
@@ -250,7 +257,8 @@ class ConversationBook:
     ) -> tuple[list[Message], set[Speaker]]:
         """Return the messages from ``start`` on, with the policy's replies as sampled.
 
-        Also return the agents that got those replies that are not on the path to ``last``.
+        Some of these replies may not be on the path to ``last``. The agents that received them are
+        also returned.
         """
         path = {point.position: point for point in last.path} if last is not None else {}
         rendered, other_authors = [entry.message for entry in entries[start:]], set[Speaker]()
@@ -276,7 +284,7 @@ class ConversationBook:
         renderer: PromptRenderer,
         max_chars: int | None,
     ) -> None:
-        """Extend a conversation by a request. A refused request changes nothing."""
+        """Extend a conversation with a request. If the request is refused, nothing is changed."""
         conversation = match.conversation
         where = "" if match.cause is None else self._where(match, request, caller)
         escaped = (renderer.escape(message) for message in match.rendered)
@@ -323,7 +331,7 @@ class ConversationBook:
             self.latest_drift = Break(cause, where)
 
     def _where(self, match: "Match", request: ChatRequest, caller: str) -> str:
-        """Describe the field that differs from the agent's last request; "" if unknown."""
+        """Describe what changed since the agent's last request, or return "" if unknown."""
         speaker = match.speaker
         try:
             recent = [self._latest.get(caller), *reversed(self._recent)]
@@ -334,20 +342,20 @@ class ConversationBook:
             after = request.messages[: len(before)]
             sides = ([as_fields(message, 0) for message in side] for side in (before, after))
             return tools if match.cause is Drift.TOOLS else in_messages(*sides) or tools
-        except Exception:  # an agent's objects may raise anything, or this is its first request
+        except Exception:  # the agent's objects raised, or the agent has no earlier request
             return ""
 
 
 class Match(NamedTuple):
-    """The conversation that a request continues, and how."""
+    """How a request continues a conversation."""
 
-    conversation: Conversation  # the one to extend; not changed yet
+    conversation: Conversation  # the conversation to extend (not changed yet)
     speaker: Speaker
-    known_count: int  # number of the request's messages that the conversation already has
+    known_count: int  # number of messages that are already in the conversation
     new: Sequence[Entry]
     rendered: list[Message]  # the new messages, with the policy's replies as sampled
-    cause: Drift | None  # None if there is no drift
-    is_handoff: bool = False  # whether an agent continues another agent's history
+    cause: Drift | None  # the cause of drift, if any
+    is_handoff: bool = False  # whether the agent continues another agent's history
 
 
 def _read_entries(
@@ -360,7 +368,7 @@ def _read_entries(
 def _has_tools(request: ChatRequest, conversation: Conversation) -> bool:
     try:
         return bool(request.tools == conversation.tools)
-    except Exception:  # an agent's objects may raise when compared (arrays)
+    except Exception:  # comparing an agent's objects may raise (e.g. NumPy arrays)
         return False
 
 
@@ -380,7 +388,7 @@ def _insert_tools(tools: list[Any], messages: list[Message], renderer: PromptRen
 
 
 def count_tokens(request: ChatRequest, renderer: PromptRenderer) -> int:
-    """Return the number of tokens of a request's prompt.
+    """Return the number of tokens in a request's prompt.
 
     Raises:
         openai.BadRequestError: The request cannot be read or rendered.

@@ -1,11 +1,11 @@
-"""``PrefixTree``: an index of the prefixes of an episode's conversations, by content.
+"""``PrefixTree``: an index of all conversation prefixes in an episode.
 
-A *place* is a number that identifies a sequence of messages. The places form a tree, stored in one
-dict that maps a place and the key of the next message to the place after that message. Following a
-request takes one lookup per message, however many conversations there are.
+A *place* is an integer that identifies a sequence of messages, like a node in a trie. The tree is
+stored in a single dict that maps (place, key of the next message) to the place after that message.
+Following a request takes one lookup per message, no matter how many conversations there are.
 
-A *speaker* is an agent, identified by its system prompt and its tools. Speakers let evert tell one
-agent's reply in another agent's history from a rewritten history.
+A *speaker* is an agent, identified by its system prompt and its tools. Speakers let us distinguish
+a rewritten history from a history that contains another agent's reply.
 """
 
 from collections import defaultdict
@@ -20,30 +20,31 @@ from evert.bridge.chat.reply import Reply
 from evert.bridge.conversations.reading import Entry
 
 P = TypeVar("P")
-"""The type of a stored reply."""
+"""The type of the stored replies."""
 
 START = 0
-"""The place before every message."""
+"""The root: the place before the first message."""
 
 
 class Speaker(NamedTuple):
-    """An agent, identified by its requests."""
+    """An agent, identified by the content of its requests."""
 
-    prompt: tuple[Key, ...]  # keys of the system messages at the beginning
-    tools: frozenset[str]  # the tools' names
-    opening: Key  # key of the next message, to distinguish an agent's conversations
+    prompt: tuple[Key, ...]  # keys of the leading system messages
+    tools: frozenset[str]  # tool names
+    opening: Key  # key of the next message; distinguishes an agent's conversations
 
     @classmethod
     def of(cls, entries: Sequence[Entry], tools: Iterable[Any] | None) -> "Speaker":
-        """Return the agent that makes a request."""
+        """Return the agent that made a request."""
         prompt = list(takewhile(lambda entry: entry.message["role"] == "system", entries))
         opening = tuple(entry.key for entry in entries[len(prompt) : len(prompt) + 1])
         return cls(tuple(entry.key for entry in prompt), frozenset(_names(tools or ())), opening)
 
     def differs_from(self, speaker: "Speaker") -> bool:
-        """Return whether the system prompts differ, or each agent has a tool that the other lacks.
+        """Return whether two requests come from different agents.
 
-        An agent that only gains or only loses tools stays the same agent.
+        They do if the system prompts differ, or if each has a tool that the other one lacks. An
+        agent that only gains or only loses tools is still the same agent.
         """
         both_gained = self.tools - speaker.tools and speaker.tools - self.tools
         return self.prompt != speaker.prompt or bool(both_gained)
@@ -58,13 +59,13 @@ def _names(tools: Iterable[Any]) -> Iterator[str]:
 
 
 class PrefixTree(Generic[P]):
-    """The known prefixes of conversations (see the module's docstring).
+    """All known conversation prefixes (see the module docstring).
 
     Attributes:
-        points: Maps a place to the replies that end there, from old to new.
-        speakers_at: Maps a place to the agents that got a reply there.
-        replies: Maps a reply's key to the agents that got the reply.
-        agent_texts: Places after an assistant message that the agent wrote itself.
+        points: Maps a place to the replies that end there, oldest first.
+        speakers_at: Maps a place to the agents that received a reply there.
+        replies: Maps a reply's key to the agents that received it.
+        agent_texts: Places after an assistant message that was written by the agent itself.
     """
 
     def __init__(self) -> None:
@@ -78,14 +79,14 @@ class PrefixTree(Generic[P]):
         self._by_content: dict[tuple[int, Key], P] = {}
 
     def clear(self) -> None:
-        """Forget all replies."""
+        """Remove all stored replies."""
         self.points.clear()
         self._by_key.clear()
         self._by_calls.clear()
         self._by_content.clear()
 
     def follow(self, entries: Iterable[Entry], start: int = START) -> list[int]:
-        """Return the places after the messages, from ``start`` up to the first unknown message."""
+        """Return the place after each message, up to the first unknown message."""
         places: list[int] = []
         for entry in entries:
             place = self._place_after(places[-1] if places else start, entry)
@@ -95,17 +96,17 @@ class PrefixTree(Generic[P]):
         return places
 
     def with_same_calls(self, place: int, message: Message) -> Iterable[P]:
-        """Return the replies at ``place`` with a message's calls, arguments aside; newest first."""
+        """Return the replies at ``place`` with the same call ids and functions, newest first."""
         return reversed(self._by_calls.get((place, call_names(message.get("tool_calls", ()))), ()))
 
     def with_same_content(self, place: int, entry: Entry) -> P | None:
-        """Return the latest reply at ``place`` that equals a message up to call ids, if any."""
+        """Return the latest reply at ``place`` that equals a message except for call ids."""
         key = entry.key if entry.message.get("tool_calls") else None
         is_reply = isinstance(key, tuple) and key[0] == "reply"
         return self._by_content.get((place, key_without_ids(key))) if is_reply else None
 
     def enter(self, place: int, entries: Iterable[Entry]) -> int:
-        """Add messages after a place, and return the place after them."""
+        """Add messages to the tree, starting at ``place``, and return the place after them."""
         for entry in entries:
             next_place = self._place_after(place, entry) if entry.is_assistants else None
             if next_place is None:
@@ -123,7 +124,7 @@ class PrefixTree(Generic[P]):
         return next_place
 
     def add(self, point: P, reply: Reply, speaker: Speaker, place: int, before: Key | None) -> int:
-        """Add a reply given at ``place``, after the message with the key ``before``.
+        """Add a reply at ``place``. ``before`` is the key of the message before it.
 
         Returns:
             The place after the reply.
@@ -142,7 +143,7 @@ class PrefixTree(Generic[P]):
     def latest_equal(self, entry: Entry, before: Key | None) -> P | None:
         """Return the latest reply that equals an agent's message, if any.
 
-        Replies without tool calls may be equal by chance, so the preceding message must be equal
-        too.
+        Replies without tool calls can be equal by chance, so we also require the message before
+        them to be equal.
         """
         return self._by_key.get((None if entry.message.get("tool_calls") else before, entry.key))

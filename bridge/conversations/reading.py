@@ -1,4 +1,4 @@
-"""Reads each message of a request once and computes its key."""
+"""Reads the messages of a request and computes their keys."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,10 +10,10 @@ from evert.bridge.chat.messages import read_message
 
 
 class Entry(NamedTuple):
-    """A message of a request.
+    """A message in a request.
 
     Attributes:
-        message: The message in the form that renderers take.
+        message: The message in the Cookbook's format.
         key: Its ``message_key``, or ``key_as_reply`` for an assistant message.
     """
 
@@ -22,18 +22,18 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> "Entry":
-        """Compute a message's key."""
+        """Create an entry, computing the key of ``message``."""
         is_reply = message["role"] == "assistant"
         return cls(message, key_as_reply(message) if is_reply else message_key(message))
 
     @property
     def is_assistants(self) -> bool:
-        """Whether it is an assistant message, sampled or written by the agent itself."""
+        """Whether this is an assistant message (sampled, or written by the agent itself)."""
         return self.message["role"] == "assistant"
 
 
 def read_entries(messages: Sequence[Any], start: int, tool_names: Mapping[str, str]) -> list[Entry]:
-    """Read a request's messages from ``start`` on.
+    """Read the messages of a request, starting at index ``start``.
 
     Raises:
         openai.BadRequestError: A message cannot be read.

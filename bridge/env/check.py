@@ -1,16 +1,16 @@
-"""``check_env``: play a few episodes of an agent and raise on the first rule it breaks.
+"""``check_env``: plays a few episodes and raises an error if the agent breaks a rule.
 
-The rules, in the order they are checked:
+The rules are checked in this order:
 
-    1. The episode ends, with a finite reward.
-    2. Every observation is a non-empty prompt of tokens in the tokenizer's vocabulary.
-    3. Every observation is the renderer's own prompt for the conversation. The tokens may differ if
-       the text is the same, since sampled tokens are kept.
-    4. A step after the end is refused.
-    5. If the Env is closed during a call, the agent ends and leaves no task or thread running.
-    6. The agent handles empty, cut and malformed replies, or raises an exception.
+    1. The episode ends with a finite reward.
+    2. Every observation is a non-empty prompt whose tokens are in the tokenizer's vocabulary.
+    3. Every observation matches what the renderer produces for the conversation. Only the text has
+       to match, because sampled tokens are kept even if the renderer would tokenise differently.
+    4. A step after the end of the episode is refused.
+    5. If the Env is closed during a call, the agent ends and leaves no tasks or threads running.
+    6. The agent handles empty, truncated and malformed replies, or raises an exception.
 
-The tests have a deliberately broken agent for each rule.
+The tests contain a deliberately broken agent for each rule.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 DEFAULT_REPLIES = ("Hello.", "Guess: 5", "yes", "I am 7", '{"answer": 42}')
-"""The model's default replies, which are repeated in order."""
+"""Default model replies. They are repeated in a loop."""
 
 MAX_TURNS = 200
-"""Number of calls after which ``check_env`` assumes that an agent never ends."""
+"""Number of calls after which ``check_env`` assumes that the agent never ends."""
 
 _Reply = tuple[list[int], ActionExtra]
 
@@ -44,16 +44,17 @@ def check_env(
     replies: Iterable[str] = DEFAULT_REPLIES,
     max_turns: int = MAX_TURNS,
 ) -> None:
-    """Play an agent in Envs, and raise an error if it breaks a rule.
+    """Play several episodes of an agent and raise an error if it breaks a rule.
 
     Args:
-        env: An unused ``ChatAgentEnv`` (its agent, task and options are played several times), or
-            an agent that takes only the client.
-        replies: The model's replies, which are repeated in order. They must make your agent end.
-        max_turns: Number of calls after which an agent is assumed never to end.
+        env: An unused ``ChatAgentEnv`` (a new Env with the same agent, task and options is created
+            for each episode), or an agent that takes only the client.
+        replies: The model's replies, which are repeated in a loop. They must cause your agent to
+            end at some point.
+        max_turns: Number of calls after which we assume that the agent never ends.
 
     Raises:
-        EnvCheckError: A rule is broken; the message names the rule and says what to do.
+        EnvCheckError: A rule is broken. The message states the rule and how to fix the problem.
         AgentError, AgentTimeoutError, RewardError: The agent failed; see ``ChatAgentEnv.step``.
         InvalidAgentError: ``env`` is not an agent.
     """
@@ -61,10 +62,10 @@ def check_env(
     check = _Check(first, list(replies), max_turns)
     try:
         asyncio.get_running_loop()
-    except RuntimeError:  # no running loop: play in this thread, as trainers do
+    except RuntimeError:  # no running event loop, so we can use this thread
         _play(check)
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="evert check") as thread:  # in a notebook
+    with ThreadPoolExecutor(1, thread_name_prefix="evert check") as thread:  # e.g. in a notebook
         thread.submit(_play, check).result()
 
 
@@ -73,7 +74,7 @@ def _play(check: "_Check") -> None:
     try:
         loop.run_until_complete(check.run())
     finally:
-        # Like asyncio.run, but does not wait forever for an agent that ignores cancellation.
+        # Like asyncio.run, but don't wait forever for an agent that ignores cancellation.
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()
@@ -107,9 +108,9 @@ class _Check:
         some = self._renderer.encode("Hello there")
         return {
             "an empty reply": self._say(""),
-            "a cut reply": (some[:1], ActionExtra(stop_reason="length")),
-            "a reply without an end": (some, ActionExtra(stop_reason="stop")),
-            "a broken tool call": self._say('<tool_call>\n{"name": \n</tool_call>'),
+            "a truncated reply": (some[:1], ActionExtra(stop_reason="length")),
+            "a reply without an end-of-turn token": (some, ActionExtra(stop_reason="stop")),
+            "a malformed tool call": self._say('<tool_call>\n{"name": \n</tool_call>'),
         }
 
     # -- the rules -------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class _Check:
     async def _play(
         self, env: ChatAgentEnv, turns: int, replies: Sequence[_Reply], *, checks: bool = False
     ) -> StepResult | InitialObservationOverflow | None:
-        """Return how an episode ends within ``turns`` turns; None if it does not end."""
+        """Play up to ``turns`` turns. Return the final result, or None if the episode goes on."""
         first = await env.initial_observation()
         if isinstance(first, InitialObservationOverflow):
             return first
@@ -140,8 +141,8 @@ class _Check:
                 await self._check_end(env, end)
         except AgentError as error:
             error.add_note(
-                f"The replies were {self._replies_text}. If the agent may raise at such replies, "
-                "pass replies=[...] that make it end, or an Env with on_agent_error=."
+                f"The replies were {self._replies_text}. If it is fine for the agent to raise on "
+                "these, pass replies=[...] that it can handle, or an Env with on_agent_error set."
             )
             raise
         finally:
@@ -149,8 +150,8 @@ class _Check:
         if end is not None:
             return env.turns
         raise EnvCheckError(
-            f"Rule 1: the agent {self._name} made {self._max_turns} model calls and did not end. "
-            "Limit its loop, or pass replies=[...] that make it end (or a larger max_turns)."
+            f"Rule 1: the agent {self._name} made {self._max_turns} model calls without ending. "
+            "Limit its loop, pass replies=[...] that make it end, or increase max_turns."
         )
 
     def _check_prompt(self, prompt: FlatPrompt, env: ChatAgentEnv, turn: int) -> None:
@@ -162,27 +163,28 @@ class _Check:
         bad = [t for t in prompt if isinstance(t, int) and not 0 <= t < vocabulary]
         if bad:
             raise EnvCheckError(
-                f"Rule 2: the observation of turn {turn} has token {bad[0]}, but the tokenizer's "
-                f"size is {vocabulary}. The renderer and the tokenizer do not match."
+                f"Rule 2: the observation of turn {turn} contains token {bad[0]}, but the "
+                f"vocabulary size is {vocabulary}. The renderer and the tokenizer do not match."
             )
 
     def _check_continues(self, prompt: FlatPrompt, conversation: Conversation, turn: int) -> None:
         full = self._renderer.full(conversation.messages)
         if prompt != full and _texts(prompt, self._renderer) != _texts(full, self._renderer):
             raise EnvCheckError(
-                f"Rule 3: the observation of turn {turn} is not the renderer's own prompt for the "
-                f"conversation: {type(self._renderer.renderer).__name__} renders a message "
-                "differently if more messages follow, though it claims the extension property."
+                f"Rule 3: the observation of turn {turn} does not match the renderer's prompt for "
+                f"the conversation. {type(self._renderer.renderer).__name__} renders a message "
+                "differently when more messages follow, although it claims to have the extension "
+                "property."
             )
 
     async def _check_end(self, env: ChatAgentEnv, result: StepResult) -> None:
         if not isinstance(result.reward, float):
-            raise EnvCheckError(f"Rule 1: the reward is {result.reward!r}, expected a float.")
+            raise EnvCheckError(f"Rule 1: the reward is {result.reward!r}; expected a float.")
         try:
             await env.step(*self._say("more")[:1])
         except EnvStateError:
             return
-        raise EnvCheckError("Rule 4: a step after the end of the episode was accepted.")
+        raise EnvCheckError("Rule 4: step() was accepted after the end of the episode.")
 
     async def _close_at(self, turn: int) -> None:
         before = _alive()
@@ -196,9 +198,9 @@ class _Check:
         if env.is_running or leftovers:
             names = ", ".join(sorted(map(_name, leftovers))) or "the agent"
             raise EnvCheckError(
-                f"Rule 5: closed at call {turn + 1}, the agent {self._name} left {names} running. "
-                "Let CancelledError (async) or EnvClosedError (threads) end the agent, and await "
-                "or join what it starts."
+                f"Rule 5: when the Env was closed at call {turn + 1}, the agent {self._name} left "
+                f"{names} running. Don't suppress CancelledError (async) or EnvClosedError "
+                "(threads), and await or join all tasks and threads that the agent starts."
             )
 
     async def _play_oddly(self, name: str, reply: _Reply) -> None:
@@ -206,7 +208,7 @@ class _Check:
         try:
             await self._play(env, self._max_turns, [reply])
         except AgentError:
-            return  # raising is fine: the trainer's strategies, or on_agent_error, handle it
+            return  # raising is fine; the rollout strategy or on_agent_error handles it
         except RewardError as error:
             raise EnvCheckError(
                 f"Rule 6: if every reply is {name}, the agent {self._name} ends without a valid "
@@ -217,7 +219,7 @@ class _Check:
 
 
 def _texts(prompt: FlatPrompt, renderer: PromptRenderer) -> list[object]:
-    """Return the text without white space and thinking tags, which may be omitted, and images."""
+    """Return the text without whitespace and thinking tags (which may vary), and the images."""
     chunks = [element for element in prompt if not isinstance(element, int)]
     text = renderer.decode([t for t in prompt if isinstance(t, int)])
     return [re.sub(r"</?think>|\s+", "", text), *chunks]
@@ -227,7 +229,7 @@ _Runner = asyncio.Task[Any] | threading.Thread
 
 
 def _alive() -> set[_Runner]:
-    # The threads of the loop's pool (asyncio.to_thread) stay alive for later work.
+    # Skip pool threads (asyncio.to_thread), which stay alive for reuse.
     threads = (t for t in threading.enumerate() if not t.name.startswith("asyncio_"))
     return {*asyncio.all_tasks(), *threads}
 

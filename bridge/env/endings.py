@@ -1,17 +1,17 @@
-"""How an episode ends: the last transition's reward, and its report.
+"""How an episode can end, and what this adds to the last transition.
 
-the agent returns                 reward, ``stop/completed`` (``stop/truncated`` if truncated)
-the agent raises                  ``AgentError``, or ``stop/agent_error`` and ``on_agent_error``
-no call and no end in time        the agent is cancelled; ``AgentTimeoutError``, or
+agent returns                     reward, ``stop/completed`` (``stop/truncated`` if truncated)
+agent raises                      ``AgentError``, or ``stop/agent_error`` and ``on_agent_error``
+agent times out                   the agent is cancelled; ``AgentTimeoutError``, or
                                   ``stop/agent_timeout`` and ``on_agent_error``
-``limits.max_turns`` calls made   ``stop/max_turns``
-prompt over the token budget,     the agent gets a 400; if it does not handle that,
-or over the model's context       ``stop/max_tokens`` or ``stop/context_overflow``, and
+``limits.max_turns`` reached      ``stop/max_turns``
+prompt exceeds the token budget   the agent gets a 400 error; if it does not handle that,
+or the model's context            ``stop/max_tokens`` or ``stop/context_overflow``, and
                                   ``context_overflow_reward``
-tool calls over the budget        ``stop/max_tool_calls``
+too many tool calls               ``stop/max_tool_calls``
 parse error, with a parse policy  ``stop/parse_error`` (without a policy, the agent gets the text)
 ended at another seat             ``stop/peer_stopped``
-``close()``                       the agent is cancelled; waiting calls and steps raise
+``close()``                       the agent is cancelled; pending calls and steps raise
 """
 
 from collections.abc import Callable, Sequence
@@ -43,48 +43,48 @@ from evert.bridge.redaction import redacted, redacted_logs
 from evert.bridge.tracebacks import agent_traceback, leaves, name_and_message
 
 PEER_STOPPED = "peer_stopped"
-"""Stop reason of a seat whose episode was ended at another seat (``seats.py``)."""
+"""Stop reason for a seat whose episode was ended at another seat (``seats.py``)."""
 
 
 NO_CALL = "no_llm_call"
-"""Metric and log of an episode in which the agent made no model call."""
+"""Metric and log key for episodes in which the agent did not call the model."""
 
 IDLE = "idle"
-"""Metric of a seat that was never called although other seats were; this is not an error."""
+"""Metric for a seat that was never called although other seats were. This is not an error."""
 
 AGENT_ERROR = "agent_error"
-"""Stop reason of an agent that raised, and name of the log with the exception."""
+"""Stop reason if the agent raised an exception, and log key for the exception."""
 
 AGENT_TRACEBACK = "agent_traceback"
-"""Name of the log with the exception's traceback."""
+"""Log key for the exception's traceback."""
 
-CUT_REPLY = "The model's last reply was cut at max_tokens."
-"""Added to a failure's text, because the cut reply may be the reason."""
+CUT_REPLY = "The model's last reply was truncated at max_tokens."
+"""Added to the error message of a failure, because the truncation may have caused it."""
 
 CUT = f"{STOP_METRIC_PREFIX}length"
-"""Metric of each turn: 1 if its reply was cut at its cap, else 0. The Cookbook takes the first
-``stop/...`` metric as the stop reason, so this metric comes after it."""
+"""Metric that is 1 for turns whose reply was truncated, and otherwise 0. The Cookbook uses the
+first ``stop/...`` metric as the stop reason, so this one must come later."""
 
 AGENT_TIMEOUT = "agent_timeout"
-"""Stop reason of an agent that neither called the model nor ended in time."""
+"""Stop reason if the agent neither called the model nor ended in time."""
 
 MAX_REFUSALS = 8
 """Number of consecutive refused requests after which the episode ends."""
 
 TRUNCATED = "truncated"
-"""Stop reason of an episode that the agent cut short with ``Outcome(truncated=True)``."""
+"""Stop reason if the agent cut the episode short with ``Outcome(truncated=True)``."""
 
 
 @dataclass(slots=True)
 class Ending:
-    """The reward, metrics and logs that the end of an episode adds to the last transition."""
+    """The reward, metrics and logs to add to the last transition when an episode ends."""
 
     reward: float = 0.0
     metrics: Metrics = field(default_factory=dict)
     logs: Logs = field(default_factory=dict)
 
     def as_step(self, turn: Turn, stop: StopCondition) -> StepResult:
-        """Return the last step of an episode, with its turn's reward, metrics and logs."""
+        """Return the last step of the episode, with the reward, metrics and logs of its turn."""
         return StepResult(
             reward=self.reward + turn.reward,
             episode_done=True,
@@ -95,22 +95,22 @@ class Ending:
         )
 
     def as_overflow(self) -> InitialObservationOverflow:
-        """Return the end of an episode without transitions."""
+        """Return the result for an episode that ends without any transitions."""
         return InitialObservationOverflow(self.reward, self.metrics, self.logs)
 
 
 @dataclass(slots=True)
 class Account:
-    """The state of one role's episode, from which its ending is made.
+    """Tracks one role's episode and builds its ending.
 
     Attributes:
-        inbox: The role's inbox; None before the episode begins.
+        inbox: The role's inbox, or None before the episode starts.
         hints: Functions that may explain why the agent failed (``Episode.hints``).
-        stop_reason: Why the episode must stop before the next turn; None: it continues.
-        overflow: The 400 of the latest call, if its prompt was too long; else None.
-        was_cut: Whether the latest reply was cut at its cap.
+        stop_reason: Set if the episode must stop before the next turn.
+        overflow: The 400 error for the latest call, if its prompt was too long.
+        was_cut: Whether the latest reply was truncated.
         given_up: Number of actions whose replies the agent never read.
-        turns, sampled: Number of actions so far, and number of sampled tokens.
+        turns, sampled: Number of actions and sampled tokens so far.
     """
 
     agent: str
@@ -128,7 +128,7 @@ class Account:
     sampled: int = 0
 
     def report(self) -> Metrics:
-        """Return the counts of lineages, drift, handoffs and calls so far, as metrics."""
+        """Return metrics that count the lineages, drifts, handoffs and calls so far."""
         metrics: Metrics = {"lineages": self.book.lineages, "drift": self.book.drift.total()}
         for cause, count in self.book.drift.items():
             metrics[f"drift/{cause}"] = count
@@ -140,7 +140,7 @@ class Account:
         return metrics
 
     def take_notes(self, metrics: Metrics, logs: Logs) -> float:
-        """Move the notes on the latest turn into ``metrics`` and ``logs``; return their reward."""
+        """Move the latest turn's notes into ``metrics`` and ``logs``. Return the sum of rewards."""
         reward = 0.0
         if self.inbox is not None:
             for note in self.inbox.notes.take(self.turns - 1):
@@ -148,12 +148,12 @@ class Account:
         return reward
 
     def take_late_reward(self) -> float:
-        """Remove the notes on transitions that were already returned; return their reward."""
+        """Discard notes for transitions already returned, but return the sum of their rewards."""
         late = self.inbox.notes.take_late() if self.inbox is not None else []
         return sum(put_note(note, {}, {}) for note in late)
 
     def ending(self, reason: str, reward: float = 0.0) -> Ending:
-        """Make an ending for ``reason`` with the agent's notes and the report."""
+        """Build the ending for a stop reason, including the agent's notes and the report."""
         ending = Ending(reward)
         ending.reward += self.take_notes(ending.metrics, ending.logs)
         ending.metrics[f"{STOP_METRIC_PREFIX}{reason}"] = 1.0
@@ -163,23 +163,23 @@ class Account:
         return ending
 
     def cut(self) -> Ending:
-        """Make the ending of an episode whose reply was cut, for ``on_truncation="end"``."""
+        """Build the ending for a truncated reply (``on_truncation="end"``)."""
         ending = self.ending(StopReason.MAX_TOKENS, self.settings.context_overflow_reward)
         ending.metrics["max_tokens_reached"] = 1.0
         return ending
 
     def overflown(self) -> Ending:
-        """Make the ending of an episode whose prompt is over the token budget or the context."""
+        """Build the ending for a prompt that exceeds the token budget or the model's context."""
         ending = self.ending(self.budget.prompt.reason, self.settings.context_overflow_reward)
         ending.metrics["context_overflow" if self.turns else "max_tokens_reached"] = 1.0
         ending.logs["context_overflow"] = redacted(str(self.overflow or "the prompt grew too long"))
         return ending
 
     def of_agent(self, error: BaseException | None, share: Any) -> Ending:
-        """Make the ending of an episode whose agent returned or raised.
+        """Build the ending for an agent that returned or raised.
 
         Args:
-            error: The agent's exception; None: it returned.
+            error: The agent's exception, or None if it returned.
             share: This role's share of the return value.
 
         Raises:
@@ -212,7 +212,7 @@ class Account:
         return ending
 
     def of_timeout(self, error: AgentTimeoutError) -> Ending:
-        """Make the ending of an episode whose agent neither called the model nor ended in time.
+        """Build the ending for an agent that neither called the model nor ended in time.
 
         Raises:
             AgentTimeoutError: ``on_agent_error`` is None.
@@ -223,7 +223,7 @@ class Account:
         return self._failed(AGENT_TIMEOUT, text, self.settings.on_agent_error)
 
     def of_refusals(self, error: openai.BadRequestError) -> Ending:
-        """Make the ending of an episode with ``MAX_REFUSALS`` consecutive refusals.
+        """Build the ending after ``MAX_REFUSALS`` refused requests in a row.
 
         Raises:
             AgentError: ``on_agent_error`` is None.
@@ -242,7 +242,7 @@ class Account:
         return ending
 
     def explained(self, text: str) -> str:
-        """Return a failure's text with hints that may explain the failure."""
+        """Extend a failure's error message with hints about possible causes."""
         candidates = [CUT_REPLY * self.was_cut, *(hint() for hint in self.hints)]
         hints = [hint for hint in candidates if hint and hint not in text]
         if hints and text and text[-1] not in ".!?":
@@ -251,7 +251,7 @@ class Account:
 
 
 def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
-    """Put a metric or log into ``metrics`` or ``logs``; return a reward's value, else 0.0."""
+    """Return the value of a reward. Add any other note to ``metrics`` or ``logs``; return 0.0."""
     if note.kind == "reward":
         return float(note.value)
     if note.kind == "metric":
@@ -262,10 +262,11 @@ def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
 
 
 def comes_from(error: BaseException | None, origin: BaseException) -> bool:
-    """Whether ``error`` or one of its causes is ``origin``, or has its code or message.
+    """Return whether ``origin`` is the cause of ``error``.
 
-    An SDK that gets the error over a transport or a socket raises its own exception, either with
-    the same code (OpenAI) or with a message that contains the error's (Anthropic, Google).
+    An SDK that receives ``origin`` as a response raises its own exception, which has the same code
+    (OpenAI) or contains the original message (Anthropic, Google). So we also compare the code and
+    the message.
     """
     code, message = getattr(origin, "code", None), str(origin)
     depth = 0

@@ -1,8 +1,9 @@
-"""``ChatAgentEnv``: an agent function as a ``tinker_cookbook.rl.types.Env``.
+"""``ChatAgentEnv``: wraps an agent function as a ``tinker_cookbook.rl.types.Env``.
 
-The Env starts the agent (``episode.py``), returns the prompt of its first call as the observation
-(``matching.py``), gives the agent the reply that ``step`` receives (``turns.py``), and continues
-until the episode ends (``endings.py``). This file is the interface for trainers and users.
+The Env starts the agent (``episode.py``) and returns the prompt of its first call as an observation
+(``matching.py``). Each ``step`` parses the action and passes it to the agent as the reply
+(``turns.py``), until the episode ends (``endings.py``). This file contains the interface used by
+trainers and users.
 """
 
 import asyncio
@@ -53,37 +54,38 @@ from evert.bridge.tokens.renderer import prompt_renderer
 
 
 class ChatAgentEnv(Env):
-    """One episode of a chat agent, as a token-level environment.
+    """A token-level environment for one episode of a chat agent.
 
     Args:
-        agent: ``(client)`` or ``(client, task)``; ``async def``, or a plain function, which runs in
-            its own thread. It returns the reward (or an ``Outcome``).
+        agent: A function ``(client)`` or ``(client, task)`` that returns the reward or an
+            ``Outcome``. It can be an ``async def`` or a regular function, which runs in a thread.
         task: The agent's task. If omitted, the agent is called without a task.
-        seed: Seed for the agent (``client.seed``, ``client.rng``). None: a random seed.
+        seed: Seed for the agent (``client.seed``, ``client.rng``). The default is a random seed.
         **options: ``renderer``, ``policy_names``, ``limits``, ``context_length``,
             ``agent_timeout``, ``on_agent_error``, ``on_truncation``, ``parse_error_policy``,
             ``context_overflow_reward``, ``close_timeout``, ``models``, ``model_timeout``,
             ``format_retries``, ``keep_completed_arguments``: see
-            ``evert.bridge.env.options``. The agent's ``env_options`` replace their defaults.
+            ``evert.bridge.env.options``. The agent's ``env_options`` override the defaults.
 
     Attributes:
         agent, task, seed: The arguments.
-        transcript: The agent's requests, if they are recorded (``Recorder.watch``); else None.
-        turn_lineages: The lineage (token sequence) of each action so far, in order.
-        turn_callers: For each action, the task or thread whose call it answered.
-        open_calls: The calls that overlap with other calls (for rollout strategies).
+        transcript: The agent's requests, if the Env is being recorded (``Recorder.watch``).
+        turn_lineages: The lineage (token sequence) of each action so far.
+        turn_callers: The task or thread that made the call, for each action so far.
+        open_calls: Overlapping calls (used by rollout strategies).
 
     Raises:
         InvalidAgentError: ``agent`` is not an agent, or does not take these arguments.
-        InvalidModelError: One of ``models`` is not a model, or ``policy_names`` are invalid.
+        InvalidModelError: One of ``models`` is not a model, or ``policy_names`` is invalid.
         RendererMismatchError: ``renderer`` is not a renderer.
-        TypeError, ValueError: An option does not exist, or its value is invalid.
+        TypeError, ValueError: An option does not exist or has an invalid value.
 
-    An Env can be used once. ``close()`` aborts a rollout; a builder's ``cleanup`` closes its Envs.
+    An Env can only be used for one episode. Use ``close()`` to abort a rollout. A group builder's
+    ``cleanup`` closes its Envs.
     """
 
     _share: Callable[[Any], Any] = staticmethod(lambda value: value)
-    """Returns this Env's share of the agent's return value."""
+    """Extracts this Env's share of the agent's return value."""
 
     def __init__(
         self,
@@ -116,18 +118,18 @@ class ChatAgentEnv(Env):
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
         """Start the agent and return the prompt of its first model call.
 
-        If the agent ends without a call, or its first prompt is over the budget, the result is an
-        ``InitialObservationOverflow`` with the reward. A seat that is never called although other
-        seats are has the metric ``idle``.
+        If the agent ends without a call, or if its first prompt exceeds the budget, this returns an
+        ``InitialObservationOverflow`` with the reward. A seat that is never called while other
+        seats are called gets the metric ``idle``.
 
         Raises:
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: See ``step``.
-            EnvStateError: The Env was used before.
+            EnvStateError: The Env has already been used.
         """
         if self._turns.episode is not None:
             raise EnvStateError(
-                "initial_observation() was called twice on one ChatAgentEnv. An Env is one "
-                "episode: make a new one for the next."
+                "initial_observation() was called twice on the same ChatAgentEnv. An Env can only "
+                "be used for one episode, so create a new one for each episode."
             )
         self._turns.check_usable()
         upcoming = await self._turns.begin(*await self._begin())
@@ -144,19 +146,20 @@ class ChatAgentEnv(Env):
         return upcoming.as_overflow()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """Resume the agent with a sampled action; return at its next call or its end.
+        """Resume the agent with a sampled action, and wait for its next call or its end.
 
         Args:
-            action: Sampled token ids, kept exactly. ``SampledTokens`` also have log-probabilities.
-            extra: ``stop_reason`` "length" means that the action was cut at its token cap.
+            action: The sampled token ids, which are kept unchanged. ``SampledTokens`` also contain
+                log-probabilities.
+            extra: A ``stop_reason`` of "length" means that the action was truncated.
 
         Raises:
             AgentError: The agent raised, and ``on_agent_error`` is None.
-            AgentTimeoutError: The agent neither called nor ended within ``agent_timeout``.
+            AgentTimeoutError: The agent neither made a call nor ended within ``agent_timeout``.
             RewardError: The agent ended without a valid reward.
-            InvalidActionError: ``action`` is not a list of ids; the observation stays outstanding.
+            InvalidActionError: ``action`` is not a list of ids. The observation stays outstanding.
             EnvStateError: No observation is outstanding.
-            EnvClosedError: The Env was closed, before or during this step.
+            EnvClosedError: The Env was closed before or during this step.
         """
         ids = token_ids(action)
         outstanding = self._turns.take_back()
@@ -183,32 +186,34 @@ class ChatAgentEnv(Env):
     async def inject_messages(
         self, messages: Sequence[Message]
     ) -> tuple[Observation, StopCondition]:
-        """Add messages to the outstanding prompt; the agent does not see them (for rollout hooks).
+        """Add messages to the outstanding prompt without showing them to the agent.
+
+        This is used by rollout hooks.
 
         Raises:
             EnvStateError: No observation is outstanding.
-            RendererMismatchError, ValueError: The messages cannot be rendered; nothing changes.
+            RendererMismatchError, ValueError: The messages cannot be rendered. Nothing is changed.
         """
         outstanding = self._turns.take_back()
         try:
             inject = partial(self._turns.book.inject, outstanding.conversation, messages)
             await LongTexts(self._renderer).render(inject)
-            outstanding.prompt = None  # drops a sample in the queue, which is for the old prompt
+            outstanding.prompt = None  # a queued sample for the old prompt is no longer valid
         finally:
             observation = self._turns.hand_out(outstanding)
         return observation
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
-        """Use a runner's policy for replies that do not parse."""
+        """Set the policy for replies that cannot be parsed. Called by the runner."""
         self._turns.parse_errors = ParseErrors(policy)
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
-        """Apply a runner's cap on tool calls; the lowest cap applies."""
+        """Limit the number of tool calls. Called by the runner; the lowest limit applies."""
         self._turns.tool_budget.tighten(max_tool_calls)
 
     @property
     def rollout_limits(self) -> LiveLimits:
-        """The limits, including the agent's ``max_tokens``, which a runner reads every turn."""
+        """The limits, including the agent's ``max_tokens``. The runner reads them every turn."""
         turns = self._turns
 
         def present_cap() -> int | None:
@@ -235,19 +240,20 @@ class ChatAgentEnv(Env):
 
     @property
     def is_running(self) -> bool:
-        """Whether the agent was started and has not ended."""
+        """Whether the agent was started and has not ended yet."""
         return self._turns.episode is not None and not self._turns.episode.is_over
 
     @property
     def request(self) -> ChatRequest | None:
-        """The agent's call that waits for a reply; None if no call is waiting."""
+        """The call that is waiting for a reply, or None."""
         outstanding = self._turns.standing.outstanding
         return None if outstanding is None else outstanding.call.request
 
     def request_of(self, observation: Observation) -> ChatRequest | None:
-        """Return the agent's call that an observation belongs to, if it is being sampled, or None.
+        """Return the agent's call that an observation belongs to, or None.
 
-        For policies that read messages. ``observation`` is the object that the policy got.
+        This is for policies that read messages instead of tokens. It must be called while the
+        observation is being sampled, with the same object that was passed to the policy.
         """
         call = self.open_calls.call_of(observation)
         return None if call is None else call.request
@@ -260,33 +266,33 @@ class ChatAgentEnv(Env):
 
     @property
     def drift(self) -> Counter[Drift]:
-        """Number of times that a conversation could not be continued exactly, by cause."""
+        """How often a conversation could not be continued token for token, by cause."""
         return self._turns.book.drift
 
     def report(self) -> Metrics:
-        """Return the counts of lineages, drift and tool calls so far, for the last transition."""
+        """Return the number of lineages, drifts and tool calls so far, as metrics."""
         return self._turns.account.report()
 
     # -- the end ---------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Abort the episode: cancel the agent, run its ``finally`` blocks, join its thread.
+        """Abort the episode: cancel the agent, let its ``finally`` blocks run, and join its thread.
 
-        Idempotent, and safe while a ``step`` is waiting, which then raises ``EnvClosedError``.
-        It also works from another event loop while the Env's own loop runs. If that loop has ended,
-        waiting calls are refused, so that their threads continue.
+        This can be called more than once. If a ``step`` is waiting, it raises ``EnvClosedError``.
+        Closing also works from another event loop while the Env's own loop is running. If that loop
+        has stopped, pending calls are refused so that their threads can continue.
         """
         await self._turns.close()
 
     def __del__(self) -> None:
         turns: Turns | None = getattr(self, "_turns", None)
-        # "running" is a string because this module's names are gone at interpreter exit.
+        # Compare with a string, because module globals may be gone at interpreter shutdown.
         if turns is None or turns.episode is None or turns.episode.life != "running":
             return
         turns.episode.drop()  # otherwise the agent's thread would wait forever
         warnings.warn(
-            f"A ChatAgentEnv of {self._form.name} was dropped while its agent was running; call "
-            "close().",
+            f"A ChatAgentEnv for {self._form.name} was garbage-collected while its agent was still "
+            "running. Call close() when you are done with an Env.",
             ResourceWarning,
             source=self,
             stacklevel=1,

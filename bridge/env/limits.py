@@ -1,6 +1,6 @@
-"""The Cookbook's ``RolloutLimits`` and the model's context, as evert enforces them.
+"""Enforces the Cookbook's ``RolloutLimits`` and the model's context length.
 
-``Budget`` limits the length of prompts, replies and episodes.
+``Budget`` computes the maximum length of prompts, replies and episodes.
 """
 
 from collections.abc import Callable
@@ -13,29 +13,30 @@ from tinker_cookbook.rl.types import StopReason
 from evert.bridge.tokens.prompt_limit import PromptLimit
 
 ROOM = 2
-"""Tokens that a prompt must leave free: the Cookbook's runner stops when only one token is left."""
+"""Number of tokens that a prompt must leave free, because the Cookbook's runner stops when only one
+token remains."""
 
 MIN_CONTEXT = ROOM + 1
 
 
 @chz.chz
 class SequenceLimits(RolloutLimits):
-    """The Cookbook's budgets, and a budget for each token sequence, as in other trainers.
+    """The Cookbook's limits, plus a limit per token sequence, as in other trainers.
 
     Attributes:
-        max_response_tokens: Maximum number of tokens in a sequence after its first prompt: the
-            replies, and the agent's messages between them. Longer prompts are refused, as with
-            ``max_trajectory_tokens``. None: no budget.
+        max_response_tokens: Maximum number of tokens in a sequence after its first prompt. This
+            includes the replies and the agent's messages between them. Prompts that exceed the
+            limit are refused, as with ``max_trajectory_tokens``. The default is no limit.
     """
 
     max_response_tokens: int | None = None
 
 
 class LiveLimits:
-    """Limits with a ``max_turn_tokens`` that is lowered to the current call's cap.
+    """Limits whose ``max_turn_tokens`` takes the current call's ``max_tokens`` into account.
 
-    A runner gets ``env.rollout_limits`` once and reads it every turn, but ``RolloutLimits`` is
-    frozen. This object replaces it, and has all of its other fields.
+    The runner gets ``env.rollout_limits`` once and reads its fields every turn. The fields of
+    ``RolloutLimits`` cannot change, so the Env returns this object, which has the same fields.
     """
 
     def __init__(self, limits: RolloutLimits, present_cap: Callable[[], int | None]) -> None:
@@ -50,12 +51,12 @@ class LiveLimits:
 
     @property
     def max_turn_tokens(self) -> int | None:
-        """Maximum number of tokens in the next reply; None for no cap."""
+        """Maximum number of tokens in the next reply (None: no limit)."""
         return tightest(self._present_cap(), self._cap)
 
 
 class Budget:
-    """The limits of an Env and of its policy's context."""
+    """Combines an Env's limits with the context length of its policy."""
 
     def __init__(self, limits: RolloutLimits, context_length: int | None) -> None:
         self.limits = limits
@@ -64,9 +65,9 @@ class Budget:
         self.prompt = self._longest_prompt()
 
     def _longest_prompt(self) -> PromptLimit:
-        """Return the lower of the budget and the context, with the stop reason.
+        """Return the smaller of the token budget and the context length, with its stop reason.
 
-        A budget that the user chose gives ``stop/max_tokens``; otherwise ``stop/context_overflow``.
+        The stop reason is ``max_tokens`` if the user's budget applies, else ``context_overflow``.
         """
         budget, context, response = self.limits.max_trajectory_tokens, self._context, self._response
         tightest_of_both = tightest(budget, context)
@@ -78,16 +79,18 @@ class Budget:
         return PromptLimit(tokens, reason)
 
     def has_turn(self, turns: int) -> bool:
-        """Whether another turn is allowed after ``turns`` turns."""
+        """Return whether another turn is allowed after ``turns`` turns."""
         return self.limits.max_turns is None or turns < self.limits.max_turns
 
     def cap(self, max_tokens: int | None, length: int, first: int | None) -> int | None:
-        """Return a reply's maximum length: the agent's cap, or the room left if less; None: no cap.
+        """Return the maximum length of a reply, or None if there is no limit.
+
+        This is the agent's ``max_tokens`` or the remaining space, whichever is smaller.
 
         Args:
-            max_tokens: The agent's cap.
-            length: Tokens of the prompt.
-            first: Tokens of its sequence's first prompt; None if the sequence has no prompt yet.
+            max_tokens: The agent's ``max_tokens``.
+            length: Number of tokens in the prompt.
+            first: Number of tokens in the sequence's first prompt, or None for a new sequence.
         """
         context, response = self._context, self._response
         room = None if context is None else context - length
@@ -95,12 +98,12 @@ class Budget:
         return tightest(max_tokens, room, response_room)
 
     def sample(self, cap: int | None, length: int, sampled: int) -> int | None:
-        """Return the longest reply that a runner accepts under the Env's limits; None: any length.
+        """Return the length of the longest reply that the runner accepts (None: no limit).
 
         Args:
             cap: The result of ``cap``.
-            length: Tokens of the prompt.
-            sampled: Tokens sampled so far; the runner's own count may already be higher.
+            length: Number of tokens in the prompt.
+            sampled: Number of tokens sampled so far. The runner's own count may be higher.
         """
         max_length, max_sampled = self.limits.max_trajectory_tokens, self.limits.max_sampled_tokens
         room = None if max_length is None else max_length - length
@@ -108,14 +111,14 @@ class Budget:
         return tightest(cap, self.limits.max_turn_tokens, room, remaining)
 
     def calls(self, limit: int, turns: int, sampled: int) -> int:
-        """Return how many calls may be sampled at the same time: at most ``limit``."""
+        """Return how many calls may be sampled at the same time (at most ``limit``)."""
         max_turns, max_sampled = self.limits.max_turns, self.limits.max_sampled_tokens
         turns_left = None if max_turns is None else max_turns - turns
-        # Runners stop when only one token is free.
+        # The runner stops when only one token remains.
         tokens_left = None if max_sampled is None else max_sampled - sampled - 1
         return min(cap for cap in (limit, turns_left, tokens_left) if cap is not None)
 
 
 def tightest(*caps: int | None) -> int | None:
-    """Return the lowest cap; None means no cap."""
+    """Return the smallest limit, where None means no limit."""
     return min([cap for cap in caps if cap is not None], default=None)

@@ -1,9 +1,9 @@
-"""``OpenCalls``: the calls of an Env that overlap, so that they are sampled concurrently.
+"""``OpenCalls``: samples overlapping calls of an agent concurrently.
 
-The runner samples a lone call, so nothing changes for an agent whose calls never overlap. After the
-first overlap, every call is submitted to the policy queue as soon as it arrives. A call becomes an
-observation when its sample is ready, so no call waits for another call's reply. A call that the
-agent gives up earlier never becomes an observation.
+Calls that do not overlap are sampled by the runner, so nothing changes for agents that never make
+concurrent calls. After the first overlap, every call is submitted to the policy queue as soon as it
+arrives. It becomes an observation once its sample is ready, so no call has to wait for another
+call's reply. If the agent abandons a call before that, the call never becomes an observation.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from evert.bridge.episode.notes import Note
 from evert.bridge.tokens.loop_budget import LONG_TEXT
 
 REACTION = 4
-"""Cycles of the event loop in which an agent may react to a reply before it gets the next reply.
-Notes that other tasks add during these cycles belong to the first reply."""
+"""Number of event loop iterations that an agent gets to react to a reply before the next reply is
+delivered. Notes that other tasks add during this time belong to the first reply."""
 
 
 class OpenCalls:
     """Decides which calls are submitted to the policy queue.
 
     Attributes:
-        queue: Samples overlapping calls; None: the runner samples all calls.
-        overlap: Whether calls have overlapped, so that every call is now submitted.
+        queue: Samples overlapping calls. If it is None, the runner samples all calls.
+        overlap: Whether calls have overlapped. From then on, every call is submitted.
     """
 
     __slots__ = ("_account", "_standing", "overlap", "queue")
@@ -40,18 +40,18 @@ class OpenCalls:
 
     @property
     def max_calls(self) -> int | None:
-        """Maximum number of concurrent calls that the limits allow; None: there is no queue."""
+        """How many concurrent calls the limits allow, or None if there is no queue."""
         if self.queue is None:
             return None
         account = self._account
         return account.budget.calls(self.queue.max_calls, account.turns, account.sampled)
 
     def expect_overlap(self) -> None:
-        """Submit every call from now on, even if it does not overlap."""
+        """Submit every call from now on, even if it does not overlap with another one."""
         self.overlap = True
 
     def call_of(self, observation: Observation) -> ParkedCall | None:
-        """Return the call of an observation that is being sampled; None if no call waits."""
+        """Return the call for an observation that is being sampled, or None."""
         for call, outstanding in (
             self._account.inbox.submitted.items() if self._account.inbox else ()
         ):
@@ -61,12 +61,12 @@ class OpenCalls:
         return None if latest is None else latest.call
 
     def submit(self, outstanding: Outstanding) -> bool:
-        """Submit a call to the queue; return False if the runner must sample it."""
+        """Submit a call to the queue. Return False if the runner has to sample it."""
         queue, inbox, call = self.queue, self._account.inbox, outstanding.call
         if queue is None or inbox is None or not (self.overlap or inbox.has_calls):
             return False
         if self.max_calls is not None and self.max_calls < 1:
-            return False  # the runner will end the episode at this call
+            return False  # the runner will end the episode here
         self.overlap = True
         budget, renderer = self._account.budget, self._account.book.renderer
         outstanding.prompt = prompt, stop = outstanding.observation(renderer)
@@ -81,28 +81,28 @@ class OpenCalls:
         return True
 
     def use(self, queue: PolicyQueue | None, *, overlap: bool = False) -> None:
-        """Submit calls to this queue from now on, including calls that wait for their samples.
+        """Switch to a different queue, and resubmit calls whose samples are not ready yet.
 
         Args:
-            queue: The queue; None: the runner samples all calls.
-            overlap: Whether every call is submitted, even if it does not overlap.
+            queue: The new queue, or None to let the runner sample all calls.
+            overlap: Whether to submit every call, even if it does not overlap with another one.
         """
         self.queue, self.overlap = queue, overlap
         if (inbox := self._account.inbox) is None:
             return
-        room = (self.max_calls or 1) - 1  # one more waits for the runner
+        room = (self.max_calls or 1) - 1  # the runner has one more
         for number, outstanding in enumerate([*inbox.submitted.values()]):
             if outstanding.sample is not None:
-                outstanding.sample.task.cancel()  # then the runner samples the call
+                outstanding.sample.task.cancel()  # so the runner will sample the call
             if number < room:
                 self.overlap = True
                 inbox.note_resampled(outstanding.call)
                 self.submit(outstanding)
 
     def submit_arrivals(self, sampled: Outstanding) -> None:
-        """Submit calls that arrive while the runner samples another call.
+        """Submit calls that arrived while the runner is sampling another call.
 
-        Calls that must be refused, or that are slow to render, wait for the next step.
+        Calls that have to be refused or are slow to render are left for the next step.
         """
         inbox, max_calls, book = self._account.inbox, self.max_calls, self._account.book
         if inbox is None or max_calls is None or not sampled.call.is_waiting:
@@ -117,9 +117,9 @@ class OpenCalls:
             self.submit(Outstanding(call, conversation, book.latest_drift))
 
     async def react(self) -> None:
-        """Give the agent time to react to a reply if other calls wait.
+        """Give the agent time to react to a reply if other calls are pending.
 
-        If no call waits, the Env waits for the agent's next call or its end anyway.
+        Otherwise this isn't needed, since the Env waits for the agent's next call or end anyway.
         """
         inbox = self._account.inbox
         if not self.overlap and (inbox is None or not inbox.has_calls):
@@ -128,7 +128,7 @@ class OpenCalls:
             await asyncio.sleep(0)
 
     def take_late_notes(self) -> list[Note]:
-        """Remove and return the agent's notes on transitions that have already been returned."""
+        """Remove and return the agent's notes for transitions that were already returned."""
         inbox = self._account.inbox
         return [] if inbox is None else inbox.notes.take_late()
 

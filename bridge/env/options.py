@@ -1,7 +1,8 @@
-"""The options of an Env: their names, meanings and defaults, in one table.
+"""Env options: their names, descriptions and defaults.
 
 ``ChatAgentEnv``, ``SeatEnv``, group builders, datasets and Gymnasium environments accept
-``EnvOptions`` as keywords; ``EnvSettings`` has the defaults, and ``settings_of`` checks the values.
+``EnvOptions`` as keyword arguments. ``EnvSettings`` documents them and defines the defaults, and
+``settings_of`` validates the values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from evert.bridge.models.frozen import MODEL_TIMEOUT, FrozenModel
 
 
 class EnvOptions(TypedDict, total=False):
-    """Options of ``ChatAgentEnv``; ``EnvSettings`` has their meanings and defaults."""
+    """Keyword options of ``ChatAgentEnv``. See ``EnvSettings`` for descriptions and defaults."""
 
     renderer: Renderer | None
     policy_names: str | Sequence[str]
@@ -39,36 +40,41 @@ class EnvOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class EnvSettings:
-    """The options of one Env, defaults included.
+    """The options of an Env, with defaults.
 
     Attributes:
-        renderer: A Cookbook renderer. None: the shipped base's tokenizer and chat format.
-        policy_names: The model name, or names, under which the agent calls the policy. ``*``
-            matches any text: "*" matches all names except the frozen models', "gpt-*" all names
-            with that prefix.
-        limits: The Cookbook's budgets; None: no budgets. The Env enforces ``max_turns`` and
-            ``max_trajectory_tokens``, so that the agent gets an error; the runner enforces the
-            others.
-        context_length: Tokens of the policy's context, prompt and reply together. A longer prompt
-            gets a 400; a reply is cut where the context ends. None: unknown, left to the sampler.
-        agent_timeout: Maximum seconds between two calls of the agent. None: no limit.
-        on_agent_error: Reward of an episode whose agent raised or timed out. None: ``step`` raises
-            ``AgentError`` from the agent's exception, or ``AgentTimeoutError``.
-        on_truncation: What to do when a reply is cut at its token cap: "deliver" the reply with
-            ``finish_reason="length"``, or "end" the episode as ``EnvFromMessageEnv`` does.
-        parse_error_policy: The Cookbook's policy for replies that do not parse. None: the agent
-            gets the unparsed text, and the transition has the metric ``parse_error``.
-        context_overflow_reward: Added reward if an overlong prompt or a cut reply ends the episode.
-        close_timeout: Seconds that ``close`` waits for the agent after each of two cancellations.
+        renderer: A Cookbook renderer (default: the one for ``evert-tiny``, the included model).
+        policy_names: One or more model names that the agent can use to call the policy. ``*``
+            matches any text, so "gpt-*" matches all names with that prefix, and "*" matches all
+            names except those of frozen models.
+        limits: The Cookbook's rollout limits (default: no limits). The Env enforces ``max_turns``
+            and ``max_trajectory_tokens``, so that the agent gets an error. The runner enforces the
+            rest.
+        context_length: Context length of the policy in tokens, including the reply. Longer prompts
+            get a 400 error, and replies are truncated at the end of the context. None means that
+            the length is unknown, so the sampler has to enforce it.
+        agent_timeout: Maximum number of seconds between two calls of the agent, or None for no
+            limit.
+        on_agent_error: Reward for an episode in which the agent raised or timed out. If None,
+            ``step`` raises ``AgentError`` (from the agent's exception) or ``AgentTimeoutError``.
+        on_truncation: What to do with a truncated reply: "deliver" passes it to the agent with
+            ``finish_reason="length"``; "end" ends the episode, like ``EnvFromMessageEnv`` does.
+        parse_error_policy: The Cookbook's policy for replies that cannot be parsed. If None, the
+            agent gets the unparsed text, and the transition gets the metric ``parse_error``.
+        context_overflow_reward: Reward to add if a prompt that is too long or a truncated reply
+            ends the episode.
+        close_timeout: Seconds that ``close`` waits for the agent to end. If it does not, ``close``
+            cancels it once more and waits again.
         models: Frozen models that the agent may call, by name (``frozen.py``).
-        model_timeout: Seconds in which a frozen model must reply; otherwise the call gets a 400
-            (code ``model_timeout``). A ``RemoteModel`` has its own timeout. None: no limit.
-        format_retries: How often the policy is asked again for a reply that violates
-            ``response_format`` or a forced ``tool_choice``. Each retry is a transition.
-        keep_completed_arguments: Whether the prompt keeps a reply's sampled tokens if the agent
-            sends its tool calls back with added arguments, or with different white space at line
-            ends. ``drift/completed_arguments`` counts both cases. False: a new token sequence
-            begins with the agent's version, since only its author knows if the change matters.
+        model_timeout: Seconds to wait for a frozen model before the call fails with a 400 error
+            (code ``model_timeout``), or None for no limit. A ``RemoteModel`` has its own timeout.
+        format_retries: How often to retry if a reply violates ``response_format`` or a forced
+            ``tool_choice``. Each retry is a transition.
+        keep_completed_arguments: Whether to keep a reply's sampled tokens in the prompt if the
+            agent sends its tool calls back with added arguments or different trailing whitespace.
+            Both cases are counted in ``drift/completed_arguments``. By default, a new token
+            sequence starts with the agent's version, because only the agent's author knows whether
+            the change matters.
     """
 
     renderer: Renderer | None = None
@@ -88,14 +94,14 @@ class EnvSettings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The policy's names; evert's clients use the first."""
+        """The policy's names. evert's own clients use the first one."""
         return read_policy_names(self.policy_names)
 
 
 def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
-    """Return ``options`` with the agent's attribute ``env_options`` as defaults.
+    """Return ``options`` with the agent's ``env_options`` attribute as defaults.
 
-    The lower of both context lengths applies, because a trainer passes its model's length.
+    For ``context_length``, the smaller value applies, because trainers pass their model's length.
 
     Raises:
         InvalidAgentError: The attribute is not a mapping.
@@ -104,7 +110,7 @@ def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
     if not isinstance(defaults, Mapping):
         raise InvalidAgentError(
             f"The agent {agent_name(agent)} has env_options={defaults!r:.200}; expected a dict of "
-            "ChatAgentEnv's options."
+            "ChatAgentEnv options."
         )
     merged = EnvOptions(**{**defaults, **options})
     contexts = defaults.get("context_length"), options.get("context_length")
@@ -114,19 +120,19 @@ def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
 
 
 def settings_of(options: EnvOptions) -> EnvSettings:
-    """Check the options, and add the missing defaults.
+    """Validate the options and fill in the defaults.
 
     Raises:
         TypeError: An option does not exist.
         ValueError: ``on_truncation`` is unknown, or ``context_length`` is too short for a prompt.
-        InvalidModelError: ``policy_names`` are invalid.
+        InvalidModelError: ``policy_names`` is invalid.
     """
     names = [field.name for field in fields(EnvSettings)]
     for name in options:
         if name not in names:
             hint = did_you_mean(name, names)
             if name == "seats":
-                hint = " A group has seats: ChatAgentGroupBuilder(agent, task, seats=(...))."
+                hint = " Pass seats to the group: ChatAgentGroupBuilder(agent, task, seats=(...))."
             raise TypeError(
                 f"ChatAgentEnv has no option {name!r}.{hint} Options: {', '.join(names)}."
             )
@@ -137,13 +143,13 @@ def settings_of(options: EnvOptions) -> EnvSettings:
     if settings.on_truncation not in ("deliver", "end"):
         raise ValueError(
             f"on_truncation is {settings.on_truncation!r}; expected 'deliver' (the agent gets the "
-            "cut reply) or 'end' (the episode ends)."
+            "truncated reply) or 'end' (the episode ends)."
         )
     context = settings.context_length
     if context is not None and (type(context) is not int or context < MIN_CONTEXT):
         raise ValueError(
             f"context_length is {context!r}; expected the number of tokens in the model's "
-            f"context, at least {MIN_CONTEXT}, or None if it is unknown."
+            f"context (at least {MIN_CONTEXT}), or None if it is unknown."
         )
     read_policy_names(settings.policy_names)
     return settings

@@ -1,6 +1,6 @@
-"""``ParallelRollouts``: a rollout strategy that samples an agent's concurrent calls concurrently.
+"""``ParallelRollouts``: a rollout strategy that samples an agent's overlapping calls in parallel.
 
-``ParallelRollouts`` wraps another rollout strategy, so ``rl.train.main`` runs unchanged:
+It wraps another rollout strategy, so it works with an unmodified ``rl.train.main``:
 
     rollout_error_tolerance=ParallelRollouts(inner=FailFast(), max_calls=64)
 """
@@ -19,21 +19,21 @@ from evert.bridge.env.env import ChatAgentEnv
 from evert.bridge.env.policy_queue import PolicyQueue
 
 MAX_CALLS = 64
-"""Default for the maximum number of an episode's calls to sample at the same time."""
+"""Default for the maximum number of calls per episode to sample at the same time."""
 
 
 @dataclass(frozen=True)
 class ParallelRollouts(RolloutStrategy):
-    """Plays groups with another strategy, but samples an agent's concurrent calls concurrently.
+    """Wraps a rollout strategy and samples an agent's overlapping calls in parallel.
 
-    The other strategy decides which failures it tolerates and what it retries. If an agent's calls
-    never overlap, its rollouts are the same, token for token. An agent's rewards, metrics and logs
-    go to the call that was answered last in the same task or thread. Envs other than evert's are
-    played as usual.
+    The wrapped strategy decides which failures to tolerate and what to retry. If an agent's calls
+    never overlap, its rollouts are identical to those without this class. Rewards, metrics and logs
+    recorded by the agent are attributed to the call that was last answered in the same task or
+    thread. Envs from other libraries are played as usual.
 
     Args:
-        inner: The other strategy.
-        max_calls: Maximum number of an episode's calls to sample at the same time, at least 1.
+        inner: The strategy to wrap.
+        max_calls: Maximum number of calls per episode to sample at the same time (at least 1).
 
     Raises:
         TypeError: ``inner`` is not a strategy.
@@ -54,7 +54,7 @@ class ParallelRollouts(RolloutStrategy):
 
     @property
     def catches_group_errors(self) -> bool:
-        """Whether the other strategy catches errors of whole groups."""
+        """Whether the wrapped strategy catches errors that affect a whole group."""
         return self.inner.catches_group_errors
 
     async def execute(
@@ -63,13 +63,13 @@ class ParallelRollouts(RolloutStrategy):
         """Play a group.
 
         Raises:
-            Exception: Whatever the other strategy raises.
+            Exception: Whatever the wrapped strategy raises.
         """
         queue = PolicyQueue(policy, self.max_calls)
         try:
             result = await self.inner.execute(_QueueGroup(env_group_builder, queue), queue)
         finally:
-            queue.cancel()  # a rollout may have ended without waiting for its samples
+            queue.cancel()  # rollouts may have ended without waiting for their samples
         for trajectory, env in zip(result.trajectories, result.envs, strict=True):
             _put_late_notes(trajectory, env)
         return result
@@ -81,16 +81,16 @@ async def do_parallel_rollout(
     max_calls: int = MAX_CALLS,
     hooks: RolloutHooks | None = None,
 ) -> Trajectory:
-    """Play one Env like ``do_single_rollout``, but sample concurrent calls concurrently.
+    """Play one Env like ``do_single_rollout``, but sample overlapping calls in parallel.
 
     Args:
         policy: The policy.
-        env: An unused Env; an Env that is not evert's is played as usual.
+        env: An unused Env. Envs from other libraries are played as usual.
         max_calls: Maximum number of calls to sample at the same time.
-        hooks: The Cookbook's hooks into the rollout; None: no hooks.
+        hooks: Cookbook rollout hooks (optional).
 
     Returns:
-        The trajectory, with its transitions in the order of their replies.
+        The trajectory, with transitions in the order in which their replies were delivered.
 
     Raises:
         Exception: Same as ``do_single_rollout``.
@@ -113,7 +113,7 @@ def _use(env: Env, queue: PolicyQueue) -> None:
 def _put_late_notes(trajectory: Trajectory, env: Env) -> None:
     if not isinstance(env, ChatAgentEnv):
         return
-    before = env.turns - len(env.turn_lineages)  # turns that a branch replayed
+    before = env.turns - len(env.turn_lineages)  # turns replayed by a ``BranchEnv``
     for note in env.open_calls.take_late_notes():
         turn = -1 if note.turn is None else note.turn - before
         if 0 <= turn < len(trajectory.transitions):

@@ -1,6 +1,7 @@
-"""``Outstanding``: an observation that waits for its action. ``Turn``: that action.
+"""The state of an Env between two actions.
 
-``Standing``: the state of an Env.
+``Outstanding`` is an observation that is waiting for its action, ``Turn`` is an action with its
+metrics, and ``Standing`` is the state of the Env.
 """
 
 from collections.abc import Sequence
@@ -18,37 +19,37 @@ from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.tokens.renderer import PromptRenderer
 
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
-"""Metrics of a turn that is not trained on. ``trajectory_to_data`` masks turns that have the first
-metric, which is the Cookbook's metric for parse errors."""
+"""Metrics for a turn that is not trained on. The first one is the Cookbook's metric for parse
+errors; ``trajectory_to_data`` masks all turns that have it."""
 
 GIVEN_UP = "given_up"
-"""Metric of a turn whose reply the agent never read; such a turn is not trained on."""
+"""Metric for a turn whose reply the agent never read. These turns are not trained on."""
 
 
 @dataclass(slots=True, eq=False)
 class Outstanding:
-    """An agent's call whose prompt is an observation for the trainer."""
+    """An agent's call whose prompt was returned to the trainer as an observation."""
 
     call: ParkedCall
     conversation: Conversation
     drift: Break | None = None
-    prompt: tuple[Observation, StopCondition] | None = None  # set when it enters the policy queue
-    sample: Sample | None = None  # None: the runner samples the call
+    prompt: tuple[Observation, StopCondition] | None = None  # set if the call is queued
+    sample: Sample | None = None  # None if the runner samples the call
 
     def cap(self, budget: Budget) -> int | None:
-        """Return the cap on the reply's tokens; None: no cap. See ``Budget.cap``."""
+        """Return the maximum length of the reply, or None. See ``Budget.cap``."""
         conversation = self.conversation
         return budget.cap(self.call.request.max_tokens, conversation.length, conversation.first)
 
     def observation(self, renderer: PromptRenderer) -> tuple[Observation, StopCondition]:
-        """Return the prompt, and its stop condition."""
+        """Return the prompt and its stop condition."""
         if self.prompt is not None:
             return self.prompt
         return self.conversation.prompt(), renderer.stop_with(self.call.request.stop)
 
 
 class EnvState(StrEnum):
-    """The states of an Env without an outstanding observation."""
+    """The states of an Env that has no outstanding observation."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -61,7 +62,7 @@ class Standing:
     state: EnvState | Outstanding = EnvState.OPEN
 
     def change(self, state: EnvState | Outstanding) -> None:
-        """Change the state, unless the Env is closed: it stays closed even if a step is running."""
+        """Change the state. A closed Env stays closed, even if a step is still running."""
         if not self.is_closed:
             self.state = state
 
@@ -78,7 +79,7 @@ class Standing:
 
 @dataclass(slots=True)
 class Turn:
-    """One action, and the metrics, logs and reward of its transition."""
+    """An action, with the metrics, logs and reward of its transition."""
 
     tokens: list[int]
     truncated: bool

@@ -1,10 +1,10 @@
 """``PolicyQueue`` samples an agent's concurrent calls before the runner asks for them.
 
-A runner samples one observation at a time; the queue sits between the runner and the policy. When
-an agent makes a call while other calls wait for their replies, the Env submits that call
+The runner samples one observation at a time, so the queue sits between the runner and the policy.
+If an agent makes a call while other calls are pending, the Env submits it to the queue
 (``open_calls.py``). Once the sample is ready, the Env returns the observation, and the runner gets
-the sample without waiting. So every reply still passes through the runner, with its limits, hooks
-and token count. The policy samples all other observations as usual.
+the sample immediately. So every reply still goes through the runner, which applies its limits and
+hooks and counts tokens. All other observations are sampled by the policy as usual.
 """
 
 import asyncio
@@ -22,26 +22,27 @@ from evert.bridge.tokens.logprobs import keep_logprobs
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sample:
-    """A sample that was started. The queue keeps only a weak reference to it."""
+    """A sample in progress. The queue only keeps a weak reference to it."""
 
     observation: Observation
     task: "asyncio.Task[TokensWithLogprobs]"
 
 
 class PolicyQueue(TokenCompleter):
-    """A policy that can start sampling before the runner asks it to.
+    """Wraps a policy so that it can start sampling before the runner asks for it.
 
     Args:
-        policy: The policy that samples.
-        max_calls: Maximum number of an episode's calls to sample at the same time.
-        is_timed: Whether a sample fails at its timeout; False for replays, which may wait longer.
+        policy: The policy to sample from.
+        max_calls: Maximum number of calls per episode to sample at the same time.
+        is_timed: Whether samples can time out. False for replays, which may take longer.
     """
 
     def __init__(self, policy: TokenCompleter, max_calls: int, *, is_timed: bool = True) -> None:
         self.max_calls = max_calls
         self._is_timed = is_timed
         self._policy = policy
-        self._context = contextvars.copy_context()  # outside agents, whose calls are taken over
+        # In an agent's context, take-over would intercept the policy's own requests.
+        self._context = contextvars.copy_context()
         self._samples: WeakValueDictionary[int, Sample] = WeakValueDictionary()
 
     def submit(
@@ -51,7 +52,7 @@ class PolicyQueue(TokenCompleter):
         max_tokens: int | None,
         seconds: float | None,
     ) -> Sample:
-        """Start sampling an observation; the runner must later pass the same ``observation``."""
+        """Start sampling. The runner must later pass the same ``observation`` object."""
 
         async def sampled() -> TokensWithLogprobs:
             async with asyncio.timeout(seconds if self._is_timed else None):
@@ -74,14 +75,14 @@ class PolicyQueue(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Return the sample that was started, cut at ``max_tokens``, or sample now."""
+        """Return the sample started earlier (truncated to ``max_tokens``), or sample now."""
         sample = self._samples.pop(id(model_input), None)
         if sample is None or sample.task.cancelled():
             return await self._ask(model_input, stop, max_tokens)
         return shortened(await sample.task, max_tokens)
 
     def cancel(self) -> None:
-        """Cancel the samples that no runner has asked for."""
+        """Cancel all samples that the runner has not asked for."""
         for sample in [*self._samples.values()]:
             sample.task.cancel()
         self._samples.clear()
@@ -89,11 +90,11 @@ class PolicyQueue(TokenCompleter):
 
 def _retrieve(task: "asyncio.Task[TokensWithLogprobs]") -> None:
     if not task.cancelled():
-        task.exception()  # otherwise asyncio logs it if no runner asks for the sample
+        task.exception()  # prevents asyncio's "exception was never retrieved" log
 
 
 def shortened(sampled: TokensWithLogprobs, max_tokens: int | None) -> TokensWithLogprobs:
-    """Return a sample cut at ``max_tokens``; None: no cap."""
+    """Truncate a sample to ``max_tokens`` (None: no limit)."""
     if max_tokens is None or len(sampled.tokens) <= max_tokens:
         return sampled
     logprobs = sampled.maybe_logprobs

@@ -1,4 +1,4 @@
-"""Policies for replies that do not parse, have a wrong format, or call too many tools."""
+"""Decides what to do with replies that don't parse, violate the format, or call too many tools."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from evert.bridge.tokens.actions import Problem
 
 
 class Verdict(StrEnum):
-    """The decision on a reply."""
+    """What to do with a reply."""
 
     DELIVER = "deliver"
     ASK_AGAIN = "ask again"
@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class ParseErrors:
-    """Applies a ``ParseErrorPolicy`` during an episode; None: every reply is delivered."""
+    """Applies a ``ParseErrorPolicy`` during an episode. Without one, all replies are delivered."""
 
     policy: ParseErrorPolicy | None
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
@@ -33,10 +33,11 @@ class ParseErrors:
     def judge(
         self, reply: Reply, problem: Problem | None, turn: Turn, row: object, *, one_call: bool
     ) -> Verdict:
-        """Decide on a reply, and add rewards, metrics and logs to its turn.
+        """Decide what to do with a reply, and update its turn's reward, metrics and logs.
 
-        Consecutive errors are counted for each ``row`` separately. ``one_call``: whether the agent
-        allows at most one tool call, so that a valid call does not excuse an invalid call.
+        Consecutive errors are counted separately for each ``row``. If calls overlap, it is the
+        call; otherwise, it is None. ``one_call`` means that the agent allows at most one tool call.
+        In this case, an invalid call is an error even if the reply also contains a valid one.
         """
         if problem is None:
             if reply.finish_reason != "length" and self._in_a_row:
@@ -62,7 +63,7 @@ class ParseErrors:
         return Verdict.END
 
     def correction(self, problem: Problem) -> Message:
-        """Return the message that asks the policy for the reply again."""
+        """Return the message that asks the policy to try again."""
         assert self.policy is not None
         content = self.policy.retry_message_template.format(details=problem[1])
         return Message(role="user", content=content)
@@ -70,7 +71,7 @@ class ParseErrors:
 
 @dataclass(slots=True)
 class FormatRetries:
-    """Asks the policy again for replies in a wrong format, at most ``limit`` times in a row."""
+    """Retries replies that violate the required format, at most ``limit`` times in a row."""
 
     limit: int
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
@@ -78,9 +79,10 @@ class FormatRetries:
     def judge(
         self, reply: Reply, reply_format: ReplyFormat, turn: Turn, row: object
     ) -> tuple[Reply, Message | None]:
-        """Return the reply for the agent, and the message that asks for a retry (None: deliver).
+        """Return the reply for the agent and, if a retry is needed, the message that asks for it.
 
-        Consecutive errors are counted for each ``row`` separately.
+        Consecutive errors are counted separately for each ``row``. If calls overlap, it is the
+        call; otherwise, it is None.
         """
         if reply.finish_reason == "length":
             return reply, None
@@ -100,17 +102,17 @@ class FormatRetries:
 
 @dataclass(slots=True)
 class ToolBudget:
-    """Counts an episode's tool calls, and allows at most ``limit``; None: any number."""
+    """Limits the number of tool calls in an episode (None: no limit)."""
 
     limit: int | None
     _calls: int = field(default=0, init=False)
 
     def tighten(self, limit: int) -> None:
-        """Apply another limit; the lower limit applies."""
+        """Lower the limit to ``limit``, unless it is already lower."""
         self.limit = limit if self.limit is None else min(limit, self.limit)
 
     def allow(self, reply: Reply) -> tuple[Reply, bool]:
-        """Return the reply with its allowed calls, and whether any were removed."""
+        """Drop tool calls over the limit. Return the reply and whether any calls were dropped."""
         calls = reply.tool_calls
         allowed = len(calls)
         if self.limit is not None:

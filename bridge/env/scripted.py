@@ -1,4 +1,4 @@
-"""``ScriptedPolicy``: a policy with replies from a list, to test agents without a model."""
+"""``ScriptedPolicy``: a policy with predefined replies, for testing agents without a model."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
@@ -14,16 +14,16 @@ from evert.bridge.tokens.token_log import flatten
 
 
 class ScriptedPolicy(TokenCompleter):
-    """A ``TokenCompleter`` whose replies are written in advance.
+    """A ``TokenCompleter`` that returns predefined replies.
 
     Args:
-        replies: One reply per call, or, for several episodes at once, a function (async or not)
-            from prompt text to reply.
-        renderer: The Env's renderer; None: the default renderer.
-        logprob: The log-probability of every token.
+        replies: A list with one reply per call, or a function (sync or async) that maps the prompt
+            text to a reply. Use a function to play several episodes concurrently.
+        renderer: The Env's renderer. It can be omitted if the Env uses the default renderer.
+        logprob: The log-probability to report for every token.
 
-    A reply ends with the renderer's end-of-turn token unless it is longer than ``max_tokens``.
-    ``prompts`` keeps the prompts' texts, ``actions`` the replies' tokens.
+    Replies end with the renderer's end-of-turn token, unless they are longer than ``max_tokens``.
+    The prompt texts are stored in ``prompts``, and the reply tokens in ``actions``.
 
     Raises:
         InvalidModelError: ``replies`` is a single string, or a reply is not a string.
@@ -38,8 +38,8 @@ class ScriptedPolicy(TokenCompleter):
     ) -> None:
         if isinstance(replies, str):
             raise InvalidModelError(
-                f"The replies are one string, {repr_of(replies)}; expected a list of strings, one "
-                "for each call, or a function: ScriptedPolicy(lambda prompt: 'yes')."
+                f"replies is a single string, {repr_of(replies)}; expected a list of strings (one "
+                "per call) or a function: ScriptedPolicy(lambda prompt: 'yes')."
             )
         self._replies = replies if callable(replies) else list(replies)
         self._renderer = prompt_renderer(renderer)
@@ -54,7 +54,10 @@ class ScriptedPolicy(TokenCompleter):
         *,
         max_tokens: int | None = None,
     ) -> TokensWithLogprobs:
-        """Return the next reply's tokens, cut at ``max_tokens`` with stop reason "length"."""
+        """Return the tokens of the next reply.
+
+        A reply longer than ``max_tokens`` is truncated and gets the stop reason "length".
+        """
         text = [token for token in flatten(model_input.chunks) if isinstance(token, int)]
         prompt = self._renderer.decode(text)
         reply = self._reply(prompt)
@@ -81,7 +84,7 @@ class ScriptedPolicy(TokenCompleter):
         number = len(self.actions)
         if number >= len(self._replies):
             raise IndexError(
-                f"The script has {len(self._replies)} replies, and the agent made call "
-                f"{number + 1}. Pass more replies, or a function from the prompt to the reply."
+                f"ScriptedPolicy has only {len(self._replies)} replies, but the agent made call "
+                f"{number + 1}. Pass more replies, or a function that maps the prompt to a reply."
             )
         return self._replies[number]

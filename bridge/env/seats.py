@@ -1,18 +1,20 @@
-"""Seats: agents with several trained roles, one Env per role.
+"""Seats: agents with several trained roles, each with its own Env.
 
     ChatAgentGroupBuilder(agent, task, group_size=4, seats=("player", "judge"))
 
-The agent gets a role's client with ``client.seat("judge")``, or uses the model name
-``evert/judge``. It runs once per episode, and each role's calls are the observations of that role's
-Env. It returns one reward for all seats, or a dict with a reward per seat. If an episode ends at
-one seat (a limit, an overflow, an aborted rollout), it ends at all seats: the other seats stop with
-``stop/peer_stopped`` and keep their rewards.
+The agent gets a client for a role with ``client.seat("judge")``, or uses the model name
+``evert/judge``. It runs once per episode, and each role's calls become observations of that role's
+Env. It returns either one reward for all seats or a dict with a reward per seat. If an episode ends
+at one seat (because of a limit, an overflow, or an aborted rollout), it ends at all seats. The
+other seats stop with ``stop/peer_stopped`` and keep their rewards.
 
-A frozen model may play a seat, without an Env: ``seats=("player",), models={"evert/judge": ...}``.
+A frozen model can also play a seat: ``seats=("player",), models={"evert/judge": ...}``. Such a seat
+has no Env.
 
-An episode begins when all of its seats are taken. A strategy that retries failed trajectories asks
-its builder for one Env at a time. ``SeatGroup`` then returns the seats of a new episode one by one,
-so that whole episodes are retried. It also closes an episode whose missing seats will never come.
+An episode starts when all of its seats are taken, that is, when all of its Envs are being played.
+Rollout strategies that retry failed trajectories ask the builder for one Env at a time.
+``SeatGroup`` then returns the seats of a new episode one by one, so that whole episodes are
+retried. It also closes episodes whose missing seats will never be taken.
 """
 
 import asyncio
@@ -47,18 +49,18 @@ from evert.bridge.models.frozen import FrozenModel
 T = TypeVar("T")
 
 LONE_SEAT_PATIENCE = 1.0
-"""Seconds that a seat waits for missing seats once all remaining Envs of the group wait."""
+"""Seconds to wait for missing seats once all remaining Envs of the group are waiting."""
 
 
 def frozen_seats(models: Mapping[str, object] | None) -> tuple[str, ...]:
-    """Return the names of the seats that frozen models play."""
+    """Return the names of seats that are played by frozen models."""
     return tuple(n.removeprefix(SEAT_PREFIX) for n in models or () if n.startswith(SEAT_PREFIX))
 
 
 def with_opponents(
     seats: Sequence[str], options: EnvOptions, opponents: Mapping[str, FrozenModel]
 ) -> tuple[tuple[str, ...], EnvOptions]:
-    """Return the trained seats, and the options with opponents added as frozen models."""
+    """Return the trained seats, and the options with the opponents added as frozen models."""
     models = {**(options.get("models") or {})}
     models |= {seat_model(seat): model for seat, model in opponents.items()}
     policy_seats = tuple(seat for seat in seats if seat not in opponents)
@@ -66,10 +68,10 @@ def with_opponents(
 
 
 def check_seats(seats: Sequence[str], frozen: Sequence[str] = ()) -> None:
-    """Check the names of seats.
+    """Validate seat names.
 
     Raises:
-        InvalidDatasetError: The names are not different non-empty strings, or there is only one.
+        InvalidDatasetError: The names are not unique non-empty strings, or there is only one.
     """
     if (
         isinstance(seats, str)
@@ -78,9 +80,9 @@ def check_seats(seats: Sequence[str], frozen: Sequence[str] = ()) -> None:
         or not all(isinstance(seat, str) and seat for seat in seats)
     ):
         raise InvalidDatasetError(
-            f"seats must be two or more different names, got {seats!r}"
-            + (f" besides {', '.join(frozen)}, which frozen models play" if frozen else "")
-            + ". An agent with one trained role needs no seats."
+            f"seats must be two or more unique names, got {seats!r}"
+            + (f" plus {', '.join(frozen)} (played by frozen models)" if frozen else "")
+            + ". An agent with only one trained role does not need seats."
         )
 
 
@@ -92,10 +94,10 @@ def seat_envs(
     seed: int | None = None,
     **options: Unpack[EnvOptions],
 ) -> "list[SeatEnv]":
-    """Return the Envs of one episode, one per seat. They must be played at the same time.
+    """Create the Envs of one episode, one per seat. They must be played concurrently.
 
     Raises:
-        InvalidDatasetError: The seats are not two or more different names.
+        InvalidDatasetError: There are fewer than two seats, or their names are not unique.
         InvalidAgentError, RendererMismatchError: Same as ``ChatAgentEnv``.
     """
     return SeatGroup(agent, seats, task, options).new_episode(seed)
@@ -109,7 +111,7 @@ def episode_envs(
     seed: int | None = None,
     **options: Unpack[EnvOptions],
 ) -> list[ChatAgentEnv]:
-    """Return the Envs of one episode: a single Env, or one Env per seat.
+    """Create the Envs of one episode: one per seat, or a single Env if there are no seats.
 
     Raises:
         EvertError: Same as ``ChatAgentEnv`` and ``seat_envs``.
@@ -120,7 +122,7 @@ def episode_envs(
 
 
 class SeatGroup:
-    """The episodes of a group whose agent has seats.
+    """Creates and tracks the episodes of a group whose agent has seats.
 
     Raises:
         InvalidDatasetError: There are fewer than two seats, or ``policy_names`` is set.
@@ -134,23 +136,23 @@ class SeatGroup:
         if "policy_names" in options:
             raise InvalidDatasetError(
                 f"Got policy_names={options['policy_names']!r} with seats={tuple(seats)!r}, "
-                f"but each seat has its own model name. Leave policy_names out, and let the agent "
-                f"call {seat_model(seats[0])!r}, or use client.seat({seats[0]!r})."
+                f"but each seat has its own model name. Omit policy_names, and have the agent "
+                f"call {seat_model(seats[0])!r} or use client.seat({seats[0]!r})."
             )
         self._episode_arguments = (agent, task, options)
         self._seats = tuple(seats)
         self.roles = (*seats, *frozen)
         self._next_seats: list[SeatEnv] = []
-        self._waits: dict[SeatEnv, bool] = {}  # Env that is not over -> whether it is waiting
+        self._waits: dict[SeatEnv, bool] = {}  # whether each unfinished Env is waiting
 
     def new_episode(self, seed: int | None = None) -> "list[SeatEnv]":
-        """Return the Envs of a new episode, one per seat."""
+        """Create the Envs of a new episode, one per seat."""
         envs = self._new_envs(seed)
         self._waits.update(dict.fromkeys(envs, False))
         return envs
 
     def next_seat(self, seed: int | None = None) -> "SeatEnv":
-        """Return an Env to replace a failed one: the next seat of a new episode."""
+        """Return an Env that replaces a failed one (the next seat of a new episode)."""
         self._next_seats = self._next_seats or self._new_envs(seed)
         env = self._next_seats.pop(0)
         self._waits[env] = False
@@ -161,21 +163,21 @@ class SeatGroup:
         return [SeatEnv(self, table, seat, *self._episode_arguments) for seat in self._seats]
 
     def note_waiting(self, env: "SeatEnv") -> None:
-        """Note that a seat was taken and waits for its episode to begin."""
+        """Record that a seat was taken and is waiting for its episode to start."""
         self._waits[env] = True
         self._check_lone_seats()
 
     def note_begun(self, table: "_SeatTable") -> None:
-        """Note that an episode begins, so that its seats no longer wait."""
+        """Record that an episode has started, so its seats are no longer waiting."""
         self._waits.update({env: False for env in self._waits if env.table is table})
 
     def note_over(self, env: "SeatEnv") -> None:
-        """Note that a seat's Env has ended, failed or was closed."""
+        """Record that a seat's Env has ended, failed or been closed."""
         self._waits.pop(env, None)
         self._check_lone_seats()
 
     def _check_lone_seats(self) -> None:
-        """Release the waiting seats after a while if all remaining seats wait."""
+        """If all remaining seats are waiting for other seats, release them after a while."""
         if self._waits and all(self._waits.values()):
             asyncio.get_running_loop().call_later(LONE_SEAT_PATIENCE, self._release_lone_seats)
 
@@ -190,16 +192,16 @@ class _SeatTable:
         self.seats = seats
         self.seed = seed
         self.occupied: set[str] = set()
-        self.loop: asyncio.AbstractEventLoop | None = None  # on which the seats are played
+        self.loop: asyncio.AbstractEventLoop | None = None  # the loop that plays the seats
         self.episode: Episode | None = None
         self.problem: BaseException | None = None
-        self.settled = asyncio.Event()  # the episode has begun, or will never begin
+        self.settled = asyncio.Event()  # the episode has started, or will never start
 
     async def wait(self, seat: str) -> tuple[Episode, Inbox[Any]]:
-        """Return the episode and the seat's inbox, once all seats are taken.
+        """Wait until all seats are taken, and return the episode and the seat's inbox.
 
         Raises:
-            EnvClosedError: The episode was closed earlier, or its agent could not be started.
+            EnvClosedError: The episode was closed before it started, or its agent failed to start.
         """
         await self.settled.wait()
         if self.problem is not None:
@@ -210,16 +212,16 @@ class _SeatTable:
         if self.episode is None:
             missing = [seat for seat in self.seats if seat not in self.occupied]
             raise EnvClosedError(
-                f"The episode was closed before its agent began: the seat {seat!r} waited for "
-                f"{', '.join(missing)}. Play all seats of an episode at the same time. (A strategy "
-                "that keeps partial groups, like MinViableGroup, may retry one seat without the "
-                "others; RetryOnFailure retries all seats.)"
+                f"The episode was closed before its agent started: the seat {seat!r} was waiting "
+                f"for {', '.join(missing)}. Play all seats of an episode concurrently. (Strategies "
+                "that keep partial groups, such as MinViableGroup, may retry only one of the "
+                "seats; RetryOnFailure retries all of them.)"
             )
         return self.episode, self.episode.routes.seats[seat]
 
 
 class SeatEnv(ChatAgentEnv):
-    """One seat of an episode; made by ``seat_envs``."""
+    """One seat of an episode. Created by ``seat_envs``."""
 
     def __init__(
         self,
@@ -238,14 +240,14 @@ class SeatEnv(ChatAgentEnv):
         self.seat = seat
 
     def renewed(self) -> "SeatEnv":
-        """Refuse: a seat cannot be renewed alone.
+        """Not supported for a single seat.
 
         Raises:
-            EnvStateError: Always, because an episode's seats are made together.
+            EnvStateError: Always, because the seats of an episode must be created together.
         """
         raise EnvStateError(
-            f"The seat {self.seat!r} cannot be renewed alone: make all seats of a new episode with "
-            "evert.bridge.env.seats.seat_envs, and play them at the same time."
+            f"The seat {self.seat!r} cannot be renewed on its own. Create all seats of a new "
+            "episode with evert.bridge.env.seats.seat_envs, and play them concurrently."
         )
 
     async def _begin(self) -> tuple[Episode, Inbox[Any]]:
@@ -269,7 +271,7 @@ class SeatEnv(ChatAgentEnv):
     async def initial_observation(
         self,
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
-        """See ``ChatAgentEnv``; waits until all seats are taken."""
+        """See ``ChatAgentEnv``. This also waits until all seats are taken."""
         return await self._until_over(super().initial_observation())
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
@@ -287,12 +289,12 @@ class SeatEnv(ChatAgentEnv):
         return result
 
     async def close(self) -> None:
-        """Abort the episode at every seat; see ``ChatAgentEnv.close``."""
+        """Abort the episode at all seats (see ``ChatAgentEnv.close``)."""
         loop = self.table.loop
         if loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))
             return
-        self.table.settled.set()  # ends the wait of a seat for other seats
+        self.table.settled.set()  # wakes up seats that wait for other seats
         await self._turns.close(self.table.episode)
         self._group.note_over(self)
 
@@ -302,7 +304,7 @@ def _share_of(seat: str, seats: Sequence[str], value: Any) -> Any:
         return value
     if set(value) != set(seats):
         raise RewardError(
-            f"The agent returned rewards for {', '.join(map(str, value)) or 'no seat'}; its "
+            f"The agent returned rewards for {', '.join(map(str, value)) or 'no seat'}, but its "
             f"seats are {', '.join(seats)}. Return a reward for each seat, or one number for all."
         )
     return value[seat]

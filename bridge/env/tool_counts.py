@@ -1,7 +1,7 @@
-"""The metrics and logs of transitions about callers, drift and lost tool calls.
+"""Metrics and logs about callers, drift and lost tool calls.
 
-If a policy writes tool calls in a format that its renderer does not parse, all calls are lost. The
-reward alone does not show this, but the counts in the last transition's metrics do.
+If the policy writes tool calls in a format that the renderer cannot parse, all of its calls are
+lost. You can't see this from the reward, but the counts in the last transition's metrics show it.
 """
 
 import re
@@ -17,17 +17,17 @@ CALLER = "caller"
 LINEAGE = "lineage"
 DRIFT = "drift"
 DRIFT_AT = "drift_at"
-"""Log keys: the task or thread that called, the lineage, why it ended, which field differed."""
+"""Log keys for the calling task or thread, the lineage, why it ended, and which field differed."""
 
 MARKUP = re.compile(
     r"</?tool_call|<function=|<\|python_tag\|>|<\|tool_call|\[TOOL_CALLS\]|<｜tool"
     r'|<invoke name=|"arguments"\s*:|functions\.\w+:\d'
 )
-"""Markup of tool calls in the formats of common models."""
+"""Matches tool call markup in the formats of common models."""
 
 
 def drift_logs(drift: Break) -> Logs:
-    """Return a transition's log entries on drift in the next prompt."""
+    """Return the log entries that describe the drift in the next prompt."""
     logs: Logs = {DRIFT: str(drift.cause)}
     if drift.where:
         logs[DRIFT_AT] = redacted(drift.where)
@@ -35,7 +35,7 @@ def drift_logs(drift: Break) -> Logs:
 
 
 class ToolCounts:
-    """Counts an episode's tool calls, by metric."""
+    """Counts the tool calls in an episode."""
 
     def __init__(self) -> None:
         names = ("offered", "calls", "calls_unparsed", "markup_in_text")
@@ -43,7 +43,7 @@ class ToolCounts:
         self._left_out = 0
 
     def count(self, request: ChatRequest, reply: Reply) -> None:
-        """Count the tools of a request and the tool calls of its reply."""
+        """Count the tools in a request and the tool calls in its reply."""
         counts = self._counts
         counts["tools/offered"] = max(counts["tools/offered"], len(request.tools or ()))
         self._left_out = max(self._left_out, len(request.left_out))
@@ -52,7 +52,7 @@ class ToolCounts:
         counts["tools/markup_in_text"] += MARKUP.search(reply.text) is not None
 
     def report(self, metrics: Metrics) -> None:
-        """Add the counts to ``metrics``, unless all are 0."""
+        """Add the counts to ``metrics``, unless they are all 0."""
         if any(self._counts.values()):
             metrics.update(self._counts)
         if self._left_out:

@@ -1,6 +1,6 @@
-"""``Transcript``: an agent's calls, which an Env keeps if it is recorded.
+"""``Transcript``: the agent's calls, which the Env stores if it is being recorded.
 
-For each call, it keeps only the new messages: those after the reply that the call continues.
+For each call, only the new messages are stored (those after the reply that the call continues).
 """
 
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ from evert.bridge.conversations.conversation import Conversation, Point
 
 @dataclass(frozen=True, slots=True)
 class AnsweredCall:
-    """A model call that an action answered."""
+    """A model call that was answered by an action."""
 
     request: ChatRequest  # without messages
     after: int | None
     messages: list[Any]
-    retried_turn: int | None  # the turn that this turn retries
+    retried_turn: int | None  # the earlier turn that this one retries
     added: list[Message]  # messages that the agent did not send, such as corrections
     key: tuple[Conversation, int]
     points: list[Point]
@@ -28,7 +28,7 @@ class AnsweredCall:
 
 
 class Transcript:
-    """The calls of one Env, in the order in which they were answered.
+    """The calls made in one Env, in the order in which they were answered.
 
     Attributes:
         calls: One call per action.
@@ -39,7 +39,7 @@ class Transcript:
         self._answers: dict[tuple[Conversation, int], int] = {}
 
     def note(self, request: ChatRequest, conversation: Conversation, *, overlaps: bool) -> None:
-        """Add a call whose action has arrived, before the agent gets the reply."""
+        """Add a call. Must be called after its action has arrived, before the agent resumes."""
         points, after, start = conversation.points, None, 0
         if points:
             last = points[-1]
@@ -55,7 +55,7 @@ class Transcript:
         )
 
     def reply(self, turn: int) -> Reply | None:
-        """Return the reply of a turn; None: the policy was asked again, or the episode ended."""
+        """Return the reply of a turn, or None if it was retried or ended the episode."""
         call = self.calls[turn]
         number = call.key[1]
         is_given = self._answers[call.key] == turn and number < len(call.points)

@@ -1,9 +1,9 @@
-"""Turns: from an action to the next prompt, or to the end of the episode.
+"""Turns: processes an action and returns the next prompt or the end of the episode.
 
-``resume`` reads an action, gives the agent the reply (or asks the policy again), and returns the
-next ``Outstanding`` call with its prompt, or an ``Ending``. ``_stop_reason`` checks the budgets
-before every prompt, including those of retries. The runner samples all prompts except those of
-concurrent calls (``open_calls.py``).
+``resume`` parses an action and passes the reply to the agent, or asks the policy to try again. It
+returns the next ``Outstanding`` call with its prompt, or an ``Ending``. ``_stop_reason`` checks the
+budgets before every prompt, including retries. Prompts are sampled by the runner, except for those
+of concurrent calls (``open_calls.py``).
 """
 
 import asyncio
@@ -42,10 +42,10 @@ Upcoming: TypeAlias = Outstanding | Ending
 class Turns:
     """The turns of one Env.
 
-    ``share`` returns this Env's share of the agent's return value.
+    ``share`` extracts this Env's share of the agent's return value.
 
     Attributes:
-        episode: The episode; None before it begins.
+        episode: The episode, or None before it starts.
         standing: The state of the Env.
     """
 
@@ -75,7 +75,7 @@ class Turns:
         self._long_texts = LongTexts(renderer, self.budget.prompt.tokens)
 
     async def begin(self, episode: Episode, inbox: Inbox[Outstanding]) -> Upcoming:
-        """Return the first prompt of an episode that has begun, or its ending."""
+        """Return the first prompt of an episode, or its ending."""
         self.episode, self.account.inbox = episode, inbox
         inbox.watch(self._on_call)
         self.account.hints = episode.hints
@@ -84,7 +84,7 @@ class Turns:
     # -- the observation -------------------------------------------------------------------------
 
     def hand_out(self, outstanding: Outstanding) -> tuple[Observation, StopCondition]:
-        """Make an observation outstanding and return it, for the runner."""
+        """Return an observation to the runner and mark it as outstanding."""
         self.standing.change(outstanding)
         return outstanding.observation(self._renderer)
 
@@ -99,22 +99,22 @@ class Turns:
         outstanding = self.standing.outstanding
         if outstanding is None:
             raise EnvStateError(
-                "No observation is outstanding. Call initial_observation() first, then step() once "
-                "per observation, and never after episode_done (a hook cannot continue an episode "
-                "whose agent has ended)."
+                "No observation is outstanding. Call initial_observation() first, then call step() "
+                "once per observation. Don't call step() after episode_done (a hook cannot "
+                "continue an episode whose agent has ended)."
             )
         self.standing.change(EnvState.OPEN)
         return outstanding
 
     def _on_call(self) -> None:
         outstanding = self.standing.outstanding
-        if outstanding is not None:  # otherwise a running step will take the call
+        if outstanding is not None:  # otherwise, the running step will take the call
             self.open_calls.submit_arrivals(outstanding)
 
     # -- the action ------------------------------------------------------------------------------
 
     async def resume(self, outstanding: Outstanding, turn: Turn) -> Upcoming:
-        """Give the agent the reply, or ask the policy again; return the next prompt or the end."""
+        """Pass the reply to the agent or retry, and return the next prompt or the ending."""
         self.account.turns += 1
         self.account.sampled += len(turn.tokens)
         call = outstanding.call
@@ -133,7 +133,7 @@ class Turns:
         row = call if self.open_calls.overlap else None
         self.account.was_cut = turn.truncated
         reply, problem = await self._long_texts.render(partial(self._read, outstanding, turn))
-        if not call.is_waiting:  # the agent will not read the reply, so the reply is not judged
+        if not call.is_waiting:  # the agent will never read the reply, so don't check it
             turn.metrics |= UNTRAINED
             return await self._advance()
         if turn.truncated and self._settings.on_truncation == "end":
@@ -177,7 +177,7 @@ class Turns:
     def _read(
         self, outstanding: Outstanding, turn: Turn, renderer: PromptRenderer, limit: int | None
     ) -> tuple[Reply, Problem | None]:
-        """Return the reply of an action, cut at the agent's ``max_tokens``."""
+        """Parse an action, truncating the reply at the agent's ``max_tokens``."""
         check_tokens(len(turn.tokens), limit)
         request = outstanding.call.request
         conversation, cap = outstanding.conversation, request.max_tokens
@@ -196,14 +196,14 @@ class Turns:
         reply, problem = read(turn.tokens, turn.truncated)
         if cap is None or len(turn.tokens) <= cap:
             return reply, problem
-        # The runner uses its own limits and does not know the agent's cap.
+        # The runner applies its own limits and does not know the agent's max_tokens.
         short, _ = read(turn.tokens[:cap], truncated=True)
         return replace(short, parsed=reply.parsed), None
 
     async def _ask_again(
         self, outstanding: Outstanding, turn: Turn, reply: Reply, correction: Message
     ) -> Upcoming:
-        """Add an invalid action, which the agent never sees, and a correction to the prompt."""
+        """Add an invalid action and a correction to the prompt. The agent does not see either."""
         if (reason := self._stop_reason()) is not None:
             return await self._stop(reason)
         conversation = outstanding.conversation
@@ -221,7 +221,7 @@ class Turns:
     async def _advance(self) -> Upcoming:
         episode, inbox = self.episode, self.account.inbox
         if episode is None or inbox is None:
-            raise EnvStateError("This episode has not begun; call initial_observation() first.")
+            raise EnvStateError("The episode has not started. Call initial_observation() first.")
         while True:
             try:
                 event = await inbox.take(self._settings.agent_timeout, self.open_calls.max_calls)
@@ -249,7 +249,10 @@ class Turns:
                 return upcoming
 
     async def _prepare(self, call: ParkedCall) -> Upcoming | None:
-        """Return a call's prompt or the end; None if it was refused and the agent continues."""
+        """Return a call's prompt, or the ending if the episode ends.
+
+        Returns None if the call was refused and the agent continues.
+        """
         if (reason := self._stop_reason()) is not None:
             return await self._stop(reason)
         try:
@@ -262,13 +265,13 @@ class Turns:
         return Outstanding(call, conversation, self.book.latest_drift)
 
     def _stop_reason(self) -> StopReason | None:
-        """Return why no further turn is allowed; None if another turn is allowed."""
+        """Return the reason why the episode must stop, or None if another turn is allowed."""
         if self.account.stop_reason is None and not self.budget.has_turn(self.account.turns):
             return StopReason.MAX_TURNS
         return self.account.stop_reason
 
     async def _refuse(self, call: ParkedCall, error: openai.BadRequestError) -> Ending | None:
-        """Refuse a call; after too many refusals, return the ending."""
+        """Refuse a call. If there were too many refusals, return the ending."""
         self._refusals += 1
         is_overflow = error.code == "context_length_exceeded"
         self.account.overflow = error if is_overflow else None
@@ -285,24 +288,27 @@ class Turns:
         return self.account.ending(reason)
 
     def check_usable(self) -> None:
-        """Check that the Env was not closed, and that it is used on its event loop.
+        """Check that the Env is still open and is used on the right event loop.
 
         Raises:
             EnvClosedError: The Env was closed.
-            EnvStateError: The current event loop is not the Env's.
+            EnvStateError: This is not the Env's event loop.
         """
         if self.standing.is_closed:
             raise EnvClosedError(
-                f"This ChatAgentEnv of {self._agent} was closed; make a new one for a new episode."
+                f"This ChatAgentEnv for {self._agent} was closed. Create a new one to play again."
             )
         if self.episode is not None and self.episode.loop is not asyncio.get_running_loop():
             raise EnvStateError(
                 "A ChatAgentEnv was stepped on a different event loop from the one it was started "
-                "on. Play an episode within one asyncio.run(...)."
+                "on. Run each episode within a single asyncio.run(...)."
             )
 
     async def close(self, episode: Episode | None = None) -> None:
-        """Abort ``episode``, which another seat may have begun; see ``ChatAgentEnv.close``."""
+        """Abort ``episode``, which may have been started by another seat.
+
+        See ``ChatAgentEnv.close``.
+        """
         self.episode = self.episode or episode
         self.standing.change(EnvState.CLOSED)
         await self._end()
@@ -320,8 +326,8 @@ class Turns:
             closing = asyncio.run_coroutine_threadsafe(self._close(episode), episode.loop)
             has_ended = await asyncio.wrap_future(closing)
         if not has_ended:
-            reason = "It swallows cancellation, or blocks in a thread."
-            message = "The agent %s did not end within %s s of being cancelled and still runs. %s"
+            reason = "It swallows cancellation or is blocked in a thread."
+            message = "The agent %s was cancelled, but is still running after %s s. %s"
             logger.error(message, self._agent, 2 * patience, reason)
 
     async def _close(self, episode: Episode) -> bool:
@@ -330,6 +336,6 @@ class Turns:
         return await episode.close(self._settings.close_timeout)
 
     def forget(self) -> None:
-        """Release the conversations and stop sampling, since no more prompts follow."""
+        """Free the conversations and stop sampling, because no more prompts will follow."""
         self.book.forget()
         self.open_calls.stop()

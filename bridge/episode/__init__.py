@@ -1,12 +1,12 @@
-"""One run of an agent: its calls, and what answers them.
+"""Runs an agent for one episode and routes its model calls.
 
 In reading order:
 
-    agent.py     which callables are agents, and what they may return
-    notes.py     what an agent records between calls
-    inbox.py     the waiting calls of one trained role, and the agent's timeout
-    refusals.py  delays for an agent whose calls keep being refused
-    routes.py    which inbox or frozen model answers a model name
-    seeds.py     seeds of episodes
-    episode.py   one run of an agent: its states, and the resources released at its end
+    agent.py     which callables are valid agents, and what they may return
+    notes.py     rewards, metrics and logs recorded between calls
+    inbox.py     pending calls of one trained role, and the agent timeout
+    refusals.py  delays for agents that keep making calls we refuse
+    routes.py    maps model names to inboxes and frozen models
+    seeds.py     episode seeds
+    episode.py   the lifecycle of one agent run, including cleanup
 """

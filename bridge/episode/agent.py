@@ -1,13 +1,15 @@
-"""Agents: callables that talk to a chat model and end with a reward.
+"""Agents: callables that talk to a chat model and return a reward.
 
-``inspect_agent`` determines how to run a callable: async or in a thread, and with which arguments.
-The parameter ``client`` gets the client, the first other parameter the task:
+``inspect_agent`` determines how to run a callable: as a coroutine or in a thread, and with which
+arguments. A parameter named ``client`` receives the client; the task goes to a parameter named
+``task``, or else to the first other parameter:
 
-    agent(client)  agent(client, task)   with evert's client, in any order
-    agent()        agent(task)           the agent builds its own client, which is taken over
-    agent(*args)                         the client, and the task if there is one
+    agent(client)  agent(client, task)   uses evert's client; parameters in any order
+    agent()        agent(task)           builds its own client, which evert takes over
+    agent(*args)                         receives the client, and the task if there is one
 
-``outcome_of`` turns any return value into an ``Outcome``; a missing reward is an error, never 0.0.
+``outcome_of`` converts the return value to an ``Outcome``. A missing reward raises an error instead
+of counting as 0.0.
 """
 
 import functools
@@ -27,18 +29,18 @@ from evert.bridge.errors import InvalidAgentError, RewardError, repr_of
 Agent = Callable[..., Any]
 """``(client)`` or ``(client, task)``, sync or async, returning a reward, an ``Outcome`` or None.
 
-An agent that builds its own client takes no argument, or only the task (``clients/takeover.py``).
+An agent that builds its own client takes no arguments, or only the task (``clients/takeover.py``).
 """
 
 FORMS = (
-    "An agent has one of three forms: agent(client); agent(client, task); or, if it builds its own "
-    "client, agent() or agent(task). The parameter for the client is called 'client'."
+    "Supported signatures: agent(client), agent(client, task), and agent() or agent(task) for "
+    "agents that build their own client. The client parameter must be named 'client'."
 )
-"""The end of every error message about a callable that has none of these forms."""
+"""Appended to every error message about an unsupported signature."""
 
 
 class NoTask:
-    """Type of ``NO_TASK``, which means that there is no task (None is a valid task)."""
+    """Type of ``NO_TASK``, which means "no task" (None is a valid task)."""
 
     def __repr__(self) -> str:
         return "NO_TASK"
@@ -50,14 +52,14 @@ class NoTask:
 NO_TASK: Final = NoTask()
 
 CLIENT: Final = "client"
-"""Name of the parameter that takes the client."""
+"""Name of the parameter that receives the client."""
 
 TASK: Final = "task"
-"""Name of the parameter that takes the task, if a parameter has that name."""
+"""Name of the parameter that receives the task (optional: any other name works, too)."""
 
 
 ENV_STOP: Final = "env_stop/"
-"""Prefix of the metric with the stop reason of an environment that the agent plays."""
+"""Metric prefix for the reason why an environment played by the agent stopped."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,11 @@ class Outcome:
     """The result of an episode, for agents that return more than a reward.
 
     Attributes:
-        reward: Added to the last transition. None if all reward came from ``client.reward``.
-        metrics: Numbers to plot, added to the last transition's metrics.
-        logs: Text or numbers to read, added to the last transition's logs.
-        truncated: Whether the agent cut the episode short, for example because of a time limit;
-            sets ``stop/truncated`` and Gymnasium's ``truncated``.
+        reward: Added to the last transition. May be None if the agent called ``client.reward``.
+        metrics: Numbers to plot. They are added to the last transition's metrics.
+        logs: Text or numbers for inspection. They are added to the last transition's logs.
+        truncated: Whether the agent cut the episode short, for example because of a time limit.
+            Sets ``stop/truncated`` and Gymnasium's ``truncated``.
     """
 
     reward: float | None = None
@@ -80,7 +82,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class AgentForm:
-    """How to run an agent."""
+    """How to call an agent: async or not, and with which arguments."""
 
     name: str
     is_async: bool
@@ -97,7 +99,7 @@ class AgentForm:
 
 
 def agent_name(agent: object) -> str:
-    """Return the qualified name of an agent's function or class, for messages."""
+    """Return an agent's qualified name, for messages."""
     if isinstance(agent, str):
         return agent
     if isinstance(agent, functools.partial):
@@ -109,14 +111,15 @@ def agent_name(agent: object) -> str:
 
 
 _forms: WeakKeyDictionary[FunctionType, dict[tuple[str, ...], AgentForm]] = WeakKeyDictionary()
-"""A cache of forms by function and roles: each episode needs one, and signatures are slow."""
+"""Cached per function and roles, because inspecting signatures in every episode is slow."""
 
 
 def inspect_agent(agent: Agent, task: object = NO_TASK) -> AgentForm:
-    """Return how to run ``agent`` with ``task``.
+    """Determine how to call ``agent`` with ``task``.
 
     Raises:
-        InvalidAgentError: ``agent`` is a class or a generator function, or has none of the forms.
+        InvalidAgentError: ``agent`` is a class, a generator function or not callable, or its
+            signature is not supported.
     """
     roles = (CLIENT,) if task is NO_TASK else (CLIENT, TASK)
     if type(agent) is not FunctionType:
@@ -131,7 +134,7 @@ def _inspect(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
     name = agent_name(agent)
     if not callable(agent):
         raise InvalidAgentError(
-            f"An agent must be a callable; got {agent!r} of type {type(agent).__name__}. Pass the "
+            f"An agent must be callable; got {agent!r} of type {type(agent).__name__}. Pass the "
             f"function itself, not its result. {FORMS}"
         )
     inner = unwrapped(agent)
@@ -143,13 +146,13 @@ def _inspect(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
     function = inner if inspect.isroutine(inner) else type(inner).__call__
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise InvalidAgentError(
-            f"The agent {name} is a generator function; an agent runs to its end and returns its "
-            "reward. Replace `yield` with calls to the client, and `return` the reward."
+            f"The agent {name} is a generator function, but an agent must run to completion and "
+            "return its reward. Replace `yield` with calls to the client, and `return` the reward."
         )
     is_async = inspect.iscoroutinefunction(function)
     try:
         signature = inspect.signature(agent)
-    except (TypeError, ValueError):  # a builtin without a signature: bad arguments fail at the call
+    except (TypeError, ValueError):  # a builtin without a signature; bad arguments fail when called
         return AgentForm(name, is_async, roles)
     form = AgentForm(name, is_async, *_arguments(agent, signature, roles))
     _check_arguments(form, signature, roles)
@@ -157,7 +160,7 @@ def _inspect(agent: Agent, roles: tuple[str, ...]) -> AgentForm:
 
 
 def unwrapped(agent: Any) -> Any:
-    """Return the function inside a ``functools.partial``; anything else unchanged."""
+    """Return the function wrapped by ``functools.partial``, or ``agent`` itself."""
     while isinstance(agent, functools.partial):
         agent = agent.func
     return agent
@@ -166,7 +169,11 @@ def unwrapped(agent: Any) -> Any:
 def _arguments(
     agent: Agent, signature: inspect.Signature, roles: tuple[str, ...]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Return the roles passed by position, and the (parameter, role) pairs passed by name."""
+    """Decide how to pass the client and the task, which are called roles here.
+
+    Returns:
+        The roles to pass by position, and (parameter, role) pairs to pass by keyword.
+    """
     parameters = signature.parameters
     missing = [role for role in roles if role not in _bound_names(agent)]
     positional: list[str] = []
@@ -181,7 +188,7 @@ def _arguments(
         in_turn = parameter.kind is not parameter.KEYWORD_ONLY
         if in_turn and len(positional) == list(parameters).index(parameter.name):
             positional.append(role)
-        else:  # earlier parameters keep their defaults
+        else:  # by keyword, so that earlier parameters keep their defaults
             by_name.append((parameter.name, role))
     return tuple(positional), tuple(by_name)
 
@@ -195,7 +202,7 @@ def _bound_names(agent: Agent) -> set[str]:
 def _role(
     parameter: inspect.Parameter, missing: Sequence[str], parameters: Mapping[str, object]
 ) -> str | None:
-    """Return the role of a parameter; None if the parameter keeps its default."""
+    """Return what to pass to a parameter (client or task), or None to keep its default."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         return None
     if parameter.name in (CLIENT, TASK):
@@ -228,13 +235,13 @@ def reward_of(value: object, where: str) -> float:
     """Return ``value`` as a finite float.
 
     Raises:
-        RewardError: ``value`` is not a finite number; the message begins with ``where``.
+        RewardError: ``value`` is not a finite number. The message starts with ``where``.
     """
-    # bool, int, float, Fraction and NumPy scalars (all but bool_ are registered as Real)
+    # Accepts bool, int, float, Fraction and NumPy scalars (np.bool_ is not registered as Real).
     if isinstance(value, (numbers.Real, np.bool_)):
         try:
             reward = float(value)
-        except Exception:  # an int too large for a float, or an error of the agent's own class
+        except Exception:  # an int too large for a float, or a bug in the agent's own class
             reward = math.inf
         if math.isfinite(reward):
             return reward
@@ -245,13 +252,13 @@ def reward_of(value: object, where: str) -> float:
 
 
 def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
-    """Return the outcome for an agent's return value.
+    """Convert an agent's return value to an ``Outcome``.
 
     Args:
         value: The agent's return value.
-        name: The agent's name, for messages.
-        rewarded: Whether ``client.reward`` was called in this episode; only then may the return
-            value be None.
+        name: The agent's name, used in messages.
+        rewarded: Whether the agent called ``client.reward`` in this episode. Only then may the
+            return value be None.
 
     Raises:
         RewardError: The reward is missing, or the reward or a metric is not a finite number.
@@ -260,8 +267,8 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
         if inspect.iscoroutine(value):
             value.close()
         raise RewardError(
-            f"The agent {name} returned an awaitable, not a reward, because it is a plain function "
-            "that calls an async one. Declare it `async def`, and `return await ...`."
+            f"The agent {name} returned an awaitable, not a reward, because it is a regular "
+            "function that calls an async one. Declare it `async def`, and `return await ...`."
         )
     outcome = value if isinstance(value, Outcome) else Outcome(reward=value)  # type: ignore[arg-type]
     outcome = with_checked_notes(outcome, f"in the Outcome of the agent {name}")
@@ -277,7 +284,7 @@ def outcome_of(value: object, name: str, *, rewarded: bool) -> Outcome:
 
 
 def with_checked_notes(outcome: Outcome, where: str) -> Outcome:
-    """Return the outcome with metrics converted to floats and names to strings.
+    """Validate metrics and logs, and convert metrics to floats and keys to strings.
 
     Raises:
         RewardError: Metrics or logs are not a mapping, or a metric is not a finite number.
@@ -285,8 +292,8 @@ def with_checked_notes(outcome: Outcome, where: str) -> Outcome:
     for name in ("metrics", "logs"):
         if not isinstance(value := getattr(outcome, name), Mapping):
             raise RewardError(
-                f"The {name} {where} are {repr_of(value)}; expected a dict. Leave them out if "
-                "there are none."
+                f"The {name} {where} are {repr_of(value)}; expected a dict. Omit the argument if "
+                "you have none."
             )
     metrics = {
         str(key): reward_of(number, f"The metric {key!r} {where}")

@@ -1,14 +1,15 @@
-"""An episode: one run of an agent, its states, and the resources released at its end.
+"""An episode: one run of an agent, from start to cleanup.
 
-The agent is started once, as a task on the Env's loop or in its own thread. Its calls arrive
-through ``call`` and ``call_blocking``, from any task, thread or event loop. The route table says
-in which inbox a call waits, or which frozen model answers it. An episode has three states:
+The agent is started once, as a task on the Env's event loop or in its own thread. It makes model
+calls through ``call`` and ``call_blocking``, from any task, thread or event loop. The route table
+decides whether a call waits in an inbox or goes to a frozen model. An episode has three states:
 
-    running   the agent may call
-    ended     the agent function has ended; later calls are refused (``EpisodeEndedError``)
-    closed    the Env was closed: calls are refused (``EnvClosedError``), the agent is cancelled
+    running   the agent can make calls
+    ended     the agent function has finished; further calls raise ``EpisodeEndedError``
+    closed    the Env was closed and the agent cancelled; calls raise ``EnvClosedError``
 
-When the episode is over, an ``AsyncExitStack`` releases what was opened for the agent (a URL).
+Resources opened for the agent (such as a URL) are released by an ``AsyncExitStack`` when the
+episode is over.
 """
 
 import asyncio
@@ -38,18 +39,19 @@ from evert.bridge.errors import (
 )
 
 REFUSALS_BEFORE_ABORT = 3
-"""Number of calls after the end that get an ordinary error; later calls get ``AgentAborted``."""
+"""Calls made after the episode is over raise a regular error this many times, and then
+``AgentAborted``."""
 
 JOINED_AT_ONCE = 0.005
-"""Seconds to wait for an agent's thread to end after the agent function has ended."""
+"""Seconds to wait for an agent's thread to exit after the agent function has finished."""
 
 _detached_tasks: set["asyncio.Task[None]"] = set()
-"""Tasks that nobody awaits: agents that ignore cancellation, and releases. They are kept here
-because a garbage-collected task would be resumed or lost."""
+"""Background tasks that nobody awaits: agents that ignore cancellation, and cleanup tasks. We keep
+references to them so that they are not garbage-collected."""
 
 
 class EpisodeState(StrEnum):
-    """The states of an episode (see the module's docstring)."""
+    """The states of an episode (see the module docstring)."""
 
     RUNNING = "running"
     ENDED = "ended"
@@ -60,16 +62,17 @@ class Episode:
     """One run of an agent.
 
     Args:
-        roles: The model names of each trained role: one role, or one role per seat.
-        frozen: The functions that answer calls to frozen models, by name.
-        seed: Seed for the agent; None: a random seed.
+        roles: The model names of each trained role. There is one role, or one per seat.
+        frozen: Frozen models by name.
+        seed: Seed for the agent (default: a random seed).
 
     Attributes:
         has_called: Whether the agent has called a known model.
         inboxes: One inbox per role, in the order of ``roles``.
-        refusals: Delays for an agent whose calls are refused again and again.
-        routes: The table of the inboxes and frozen models that answer each model name.
-        hints: Functions called if the agent fails; each may return a sentence that explains why.
+        refusals: Delays an agent that keeps making calls we refuse.
+        routes: Maps each model name to an inbox or a frozen model.
+        hints: Functions that are called when the agent fails. Each returns a sentence that may
+            explain the failure, or "".
     """
 
     def __init__(
@@ -104,13 +107,13 @@ class Episode:
 
     @cached_property
     def rng(self) -> random.Random:
-        """The agent's random generator, seeded with ``seed``."""
+        """The agent's random number generator, seeded with ``seed``."""
         return random.Random(self.seed)
 
     # -- life ------------------------------------------------------------------------------------
 
     def start(self, agent: Callable[[], Any], context: contextvars.Context) -> None:
-        """Start the agent in ``context``: as a task if it is async, else in a daemon thread."""
+        """Start the agent in ``context``, as a task if it is async, else in a daemon thread."""
         name = f"evert agent {self.form.name}"
 
         def on_done(task: "asyncio.Task[None]") -> None:
@@ -126,7 +129,7 @@ class Episode:
                 target=context.run,
                 args=(self._run_in_thread, agent),
                 name=name,
-                daemon=True,  # an agent that does not end must not keep the process alive
+                daemon=True,  # don't let a hanging agent keep the process alive
             )
             self._thread.start()
 
@@ -135,7 +138,7 @@ class Episode:
             end = AgentEnd(await agent())
         except BaseException as error:  # for the Env's step to handle
             end = AgentEnd(error=error)
-        # Now, so that a call by a sub-agent in the same cycle of the event loop is refused.
+        # Don't defer this: a sub-agent's call in the same event loop iteration must be refused.
         self._on_end(end)
 
     def _run_in_thread(self, agent: Callable[[], Any]) -> None:
@@ -152,8 +155,8 @@ class Episode:
         if self.life is EpisodeState.RUNNING:
             self.life = EpisodeState.ENDED
         if self._thread is not None:
-            self._thread.join(JOINED_AT_ONCE)  # scheduling ``_on_end`` was its last action
-            if self._thread.is_alive():  # it runs finalizers, which must not block the loop
+            self._thread.join(JOINED_AT_ONCE)  # its last step was to schedule ``_on_end``
+            if self._thread.is_alive():  # still running finalizers, which must not block the loop
                 self.loop.call_later(20 * JOINED_AT_ONCE, self._on_end, end)
                 return
         self._over.set()
@@ -168,11 +171,11 @@ class Episode:
 
     @property
     def is_over(self) -> bool:
-        """Whether the agent function has ended."""
+        """Whether the agent function has finished."""
         return self._over.is_set()
 
     def check_running(self) -> None:
-        """Check that the agent may still call. Safe from any thread.
+        """Raise an error if the agent can no longer make calls. Thread-safe.
 
         Raises:
             EnvClosedError, EpisodeEndedError: The episode is over, or its event loop is closed.
@@ -183,35 +186,35 @@ class Episode:
             raise self._refusal()
 
     def hold(self, release: Callable[[], Awaitable[None]]) -> None:
-        """Register ``release`` to be called when the episode is over. Safe from any thread.
+        """Register ``release`` to be called when the episode is over. Thread-safe.
 
         Raises:
             EnvClosedError, EpisodeEndedError: The episode is over.
         """
-        with self._exit_lock:  # otherwise a thread could register it after the release
+        with self._exit_lock:  # so that nothing is registered after the release
             self.check_running()
             self._exit_stack = self._exit_stack or AsyncExitStack()
             self._exit_stack.push_async_callback(release)
 
     async def release(self) -> None:
-        """Call the functions registered with ``hold``; a second ``release`` has no effect."""
+        """Call the functions registered with ``hold``. Calling this again has no effect."""
         with self._exit_lock:
             stack, self._exit_stack = self._exit_stack, None
         if stack is not None:
             await stack.aclose()
 
     async def close(self, patience: float) -> bool:
-        """Abort the episode: refuse its calls, cancel the agent, wait for its ``finally`` blocks.
+        """Abort the episode: refuse its calls, cancel the agent and let its ``finally`` blocks run.
 
-        If the episode has already ended, only call ``release``.
+        If the agent has already finished, only ``release`` has an effect.
 
         Args:
-            patience: Seconds to wait for the agent to end after a first cancellation, and again
-                after a second one, for agents that swallow the first.
+            patience: Seconds to wait for the agent to finish after it is cancelled. If it swallows
+                the cancellation, it is cancelled once more and we wait again.
 
         Returns:
-            Whether the agent ended. An agent in a thread cannot be stopped while it computes or
-            sleeps, but its thread is a daemon and ends with the process.
+            Whether the agent finished. An agent in a thread cannot be stopped while it computes or
+            sleeps, but its thread is a daemon and dies with the process.
         """
         self.abandon()
         for frozen_call in self._frozen_calls:
@@ -235,7 +238,7 @@ class Episode:
         return self.is_over
 
     def abandon(self) -> None:
-        """Refuse all waiting and all later calls. Safe from any thread."""
+        """Refuse all pending and future calls. Thread-safe."""
         if self.life is EpisodeState.RUNNING:
             self.life = EpisodeState.CLOSED
         refusal = self._refusal()
@@ -245,7 +248,7 @@ class Episode:
             call.refuse(refusal)
 
     def drop(self) -> None:
-        """Refuse the agent's calls and cancel it, without waiting. Safe from any thread."""
+        """Refuse the agent's calls and cancel it without waiting for it to finish. Thread-safe."""
         if self.loop.is_running() and threading.get_ident() != self._loop_thread:
             self.loop.call_soon_threadsafe(self.drop)
             return
@@ -260,12 +263,12 @@ class Episode:
     def _refusal(self) -> EnvClosedError | EpisodeEndedError:
         if self.life is EpisodeState.ENDED:
             return EpisodeEndedError(
-                f"A model call arrived after the agent {self.form.name} had ended; nothing can "
-                "answer it. Await (or join) every call before the agent returns."
+                f"The agent {self.form.name} made a model call after it had ended, so the call "
+                "cannot be answered. Await (or join) every call before the agent returns."
             )
         return EnvClosedError(
-            f"The environment of the agent {self.form.name} was closed: this rollout is over and "
-            "its model calls are refused. Let the agent end."
+            f"The environment of the agent {self.form.name} was closed: this rollout is over, and "
+            "further model calls are refused. Let the agent exit."
         )
 
     # -- the agent's calls -----------------------------------------------------------------------
@@ -273,28 +276,29 @@ class Episode:
     async def call(
         self, request: ChatRequest, has_reader: Callable[[], bool] = lambda: True
     ) -> Reply:
-        """Park a request from a task on any event loop, and wait for its reply.
+        """Submit a request and wait for the reply. Works from a task on any event loop.
 
         Args:
             request: The request.
-            has_reader: Whether a client got the reply or still waits for it; see ``ParkedCall``.
+            has_reader: Whether the client received the reply or is still waiting for it (see
+                ``ParkedCall``).
 
         Raises:
             openai.BadRequestError: The Env refused the request.
-            EnvClosedError, EpisodeEndedError: The episode was closed, or its agent had ended.
-            AgentAborted: The agent went on calling after ``REFUSALS_BEFORE_ABORT`` such errors.
+            EnvClosedError, EpisodeEndedError: The episode was closed, or its agent has ended.
+            AgentAborted: The agent kept making calls after ``REFUSALS_BEFORE_ABORT`` such errors.
         """
         if (
             self.life is not EpisodeState.RUNNING
-        ):  # tested first: a garbage-collected agent stops at this await
+        ):  # must come first: a garbage-collected agent stops at this await
             await asyncio.sleep(0)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             raise bad_request(
-                "This async call was made without a running asyncio event loop (under trio, say), "
-                "and evert answers only asyncio's. Run the agent with asyncio, or use a blocking "
-                "client in a thread.",
+                "This async call was made without a running asyncio event loop (for example under "
+                "trio), but evert only supports asyncio. Run the agent with asyncio, or use a "
+                "blocking client in a thread.",
                 code="no_asyncio",
             ) from None
         task = asyncio.current_task()
@@ -319,17 +323,17 @@ class Episode:
         return reply
 
     def call_blocking(self, request: ChatRequest) -> Reply:
-        """Park a request from a thread and block until its reply; see ``call``.
+        """Submit a request from a thread and block until the reply arrives (see ``call``).
 
         Raises:
-            BlockingCallError: The call is on the Env's own loop, which it would block forever.
+            BlockingCallError: The call was made on the Env's own event loop, which would deadlock.
             openai.BadRequestError, EnvClosedError, EpisodeEndedError, AgentAborted: See ``call``.
         """
         if threading.get_ident() == self._loop_thread and self.loop.is_running():
             raise BlockingCallError(
-                "A blocking model call on the event loop that must answer it would wait forever. "
-                "Use `await client.chat.completions.create(...)` here, or make the blocking "
-                "call in a thread (asyncio.to_thread)."
+                "A blocking model call on the Env's own event loop would deadlock, because that "
+                "loop has to answer the call. Use `await client.chat.completions.create(...)` "
+                "here, or make the blocking call in a thread (asyncio.to_thread)."
             )
         future: concurrent.futures.Future[Reply] = concurrent.futures.Future()
         thread = threading.current_thread()
@@ -353,7 +357,7 @@ class Episode:
             return
         try:
             target = self.routes.find(call.request.model)
-        except Exception as error:  # a 400, or an error from an agent's own string class
+        except Exception as error:  # a 400, or the name is a str subclass that raises
             call.refuse(error)
             return
         self.has_called = True
@@ -361,7 +365,7 @@ class Episode:
         if isinstance(target, Inbox):
             target.put(call)
             return
-        task = self.loop.create_task(  # in an empty context, not the agent's
+        task = self.loop.create_task(  # use an empty context instead of the agent's
             self._answer(target, call), context=contextvars.Context(), name="evert frozen model"
         )
         self._frozen_calls[task] = call
@@ -371,8 +375,8 @@ class Episode:
         self._late_calls += 1
         if self._late_calls > REFUSALS_BEFORE_ABORT:
             return AgentAborted(
-                f"The agent {self.form.name} went on calling the model after it was told "
-                f"{REFUSALS_BEFORE_ABORT} times that its episode is over."
+                f"The agent {self.form.name} kept calling the model, although "
+                f"{REFUSALS_BEFORE_ABORT} errors had reported that its episode is over."
             )
         return self._refusal()
 
@@ -382,12 +386,12 @@ class Episode:
         except asyncio.CancelledError:
             given_up = RuntimeError(f"The model {call.request.model!r} cancelled its own call.")
             call.refuse(given_up if self.life is EpisodeState.RUNNING else self._refusal())
-        except BaseException as error:  # goes to the agent, which made the call
+        except BaseException as error:  # passed on to the agent
             call.refuse(error)
 
 
 def _detach(task: "asyncio.Task[None]") -> None:
-    """Unregister the task of an agent that never ends, since the event loop would wait for it."""
+    """Unregister the task of a hanging agent, so that the event loop does not wait for it."""
     if not task.done():
         _detached_tasks.add(task)
         task.add_done_callback(_detached_tasks.discard)

@@ -1,11 +1,12 @@
-"""An inbox: the calls of one trained role, between the agent and its Env.
+"""An inbox: a queue that passes the calls of one trained role from the agent to its Env.
 
-The agent's calls arrive in order (``put``), and the Env takes them one by one (``take``). A call
-that is sampled ahead of the runner is taken again when its sample is ready (``note_sampled``). An
+The agent adds calls with ``put``, and the Env takes them one by one with ``take``. A call that is
+sampled ahead of the runner is taken a second time once its sample is ready (``note_sampled``). An
 episode has one inbox, or one per seat.
 
-The agent and the Env each learn when the other has ended. A parked call is *answered* or *refused*;
-a waiting Env gets the next call, the agent's *end*, or the error that *closed* the inbox.
+If the agent or the Env stops, the other is notified. A parked call is *answered* or *refused*. An
+Env that waits in ``take`` gets the next call, the agent's *end*, or the error that *closed* the
+inbox.
 """
 
 import asyncio
@@ -21,39 +22,39 @@ from evert.bridge.episode.notes import Notes
 from evert.bridge.errors import AgentTimeoutError, EpisodeEndedError
 
 P = TypeVar("P")
-"""Type of the object that the Env keeps for a call that is sampled ahead of the runner."""
+"""Type of the object that the Env stores for a call that is sampled ahead of the runner."""
 
 
 @dataclass(slots=True, eq=False)
 class ParkedCall:
-    """A model call that waits for its reply."""
+    """A model call waiting for its reply."""
 
     request: ChatRequest
     caller: str
     speaker: object
     _future: "asyncio.Future[Reply] | concurrent.futures.Future[Reply]"
     _loop: asyncio.AbstractEventLoop | None
-    """The caller's loop if the caller is a task on a loop other than the episode's; else None."""
+    """The caller's event loop, if the caller is a task on a different loop than the episode."""
     has_reader: Callable[[], bool] = lambda: True
-    """Whether a client has got the reply or can still get it: an HTTP client may disconnect."""
+    """Whether the client has received the reply or is still connected (HTTP clients may not be)."""
     refusal: BaseException | None = field(default=None, init=False)
-    """The error with which the call was refused, or None."""
+    """The error that the call was refused with, if any."""
     _is_dropped: bool = field(default=False, init=False)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the caller still waits (an agent may cancel or time out a call)."""
+        """Whether the caller is still waiting (agents may cancel calls or time out)."""
         return self.refusal is None and not self._future.done()
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the agent cancelled the call or ended, so that it never reads the reply."""
+        """Whether the agent will never read the reply, because it cancelled the call or ended."""
         if self.refusal is not None:
             return isinstance(self.refusal, EpisodeEndedError)
         return self._is_dropped or self._future.cancelled() or not self.has_reader()
 
     def drop(self) -> None:
-        """Note that the caller was cancelled, perhaps after its reply arrived but was not read."""
+        """Record that the caller was cancelled. Its reply may have arrived, but was never read."""
         self._is_dropped = True
 
     def answer(self, reply: Reply) -> None:
@@ -61,7 +62,7 @@ class ParkedCall:
         self._settle(lambda: self._future.set_result(reply))
 
     def refuse(self, error: BaseException) -> None:
-        """Resume the caller with an error, if it still waits."""
+        """Resume the caller with an error, if it is still waiting."""
         if self.is_waiting:
             self.refusal = error
         self._settle(lambda: self._future.set_exception(error))
@@ -77,12 +78,12 @@ class ParkedCall:
             else:
                 self._loop.call_soon_threadsafe(settle_if_waiting)
         except RuntimeError:
-            pass  # the caller's loop is closed, so it no longer waits
+            pass  # the caller's loop is closed, so nobody is waiting
 
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """The agent function returned ``value``, or raised ``error``."""
+    """How the agent function finished: it returned ``value`` or raised ``error``."""
 
     value: Any = None
     error: BaseException | None = None
@@ -92,16 +93,16 @@ class Inbox(Generic[P]):
     """The calls and notes of one trained role.
 
     Args:
-        agent: The agent's name, for messages.
-        frozen_calls: Calls that frozen models are answering. The agent's timeout does not run
-            during such calls, while a call is sampled ahead of the runner, or while another role
+        agent: The agent's name, used in messages.
+        frozen_calls: Calls that frozen models are currently answering. The agent timeout is paused
+            during these calls, while a call is sampled ahead of the runner, and while another role
             waits for a reply.
         boxes: The inboxes of all roles.
 
     Attributes:
-        submitted: The calls in the policy queue that the Env has not yet taken again.
-        latest: The call taken last; None before the first.
-        notes: The agent's notes.
+        submitted: Calls in the policy queue, until the Env takes them for the second time.
+        latest: The call that was taken last, or None.
+        notes: Rewards, metrics and logs recorded by the agent.
     """
 
     __slots__ = (
@@ -122,7 +123,7 @@ class Inbox(Generic[P]):
         self._frozen_calls = frozen_calls
         self._boxes = boxes
         self._queue: deque[ParkedCall] = deque()
-        self._sampled: list[ParkedCall] = []  # a list: an empty deque takes ten times the memory
+        self._sampled: list[ParkedCall] = []  # an empty deque would use ten times the memory
         self.latest: ParkedCall | None = None
         self._waiter: asyncio.Future[ParkedCall | None] | None = None
         self._max_submitted: int | None = None
@@ -136,18 +137,18 @@ class Inbox(Generic[P]):
 
     @property
     def awaits_reply(self) -> bool:
-        """Whether a call was taken and still waits for its reply from the trainer."""
+        """Whether a call that was taken is still waiting for the trainer's reply."""
         is_taken = self.latest is not None and self.latest.is_waiting
         return is_taken or any(call.is_waiting for call in self.submitted)
 
     @property
     def given_up(self) -> int:
-        """Number of calls that the agent gave up while they were in the policy queue."""
+        """Number of calls that the agent abandoned while they were in the policy queue."""
         return self._given_up + sum(call.is_given_up for call in self.submitted)
 
     @property
     def has_calls(self) -> bool:
-        """Whether a call waits to be taken."""
+        """Whether a call is waiting to be taken."""
         return any(call.is_waiting for call in (*self._queue, *self._sampled))
 
     # -- the agent's side ------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class Inbox(Generic[P]):
     def put(self, call: ParkedCall) -> None:
         """Add a call for the Env. Must run on the Env's loop."""
         if self._waiter is not None and not self._waiter.done() and self._has_room:
-            self.latest = call  # set here, in case the waiting task is cancelled before it resumes
+            self.latest = call  # set now, because the waiting task may be cancelled before resuming
             self._waiter.set_result(call)
             return
         self._queue.append(call)
@@ -163,7 +164,7 @@ class Inbox(Generic[P]):
             self._on_call()
 
     def end(self, end: AgentEnd, refusal: BaseException) -> None:
-        """Note that the agent has ended, refuse the calls that still wait, and wake the Env."""
+        """Record that the agent has ended, refuse all pending calls, and wake the Env."""
         self._final = end
         self._refuse_all(refusal)
         self.wake()
@@ -171,17 +172,17 @@ class Inbox(Generic[P]):
     # -- giving up -------------------------------------------------------------------------------
 
     def abandon(self, refusal: BaseException) -> None:
-        """Refuse all calls that wait. Safe from any thread."""
+        """Refuse all pending calls. Thread-safe."""
         self._final = self._final or refusal
         self._refuse_all(refusal)
 
     def wake(self) -> None:
-        """Wake the Env, because no more calls will arrive."""
+        """Wake the Env, because no more calls will arrive after this."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if isinstance(self._final, BaseException) and self._waiter is not None:
-            if not self._waiter.done():  # now, before the agent's end replaces the error
+            if not self._waiter.done():  # set it now, before the agent's end overwrites the error
                 self._waiter.set_exception(self._final)
             return
         self._wake_waiter()
@@ -198,7 +199,7 @@ class Inbox(Generic[P]):
         while self._queue:
             try:
                 self._queue.popleft().refuse(refusal)
-            except IndexError:  # another thread was faster
+            except IndexError:  # another thread emptied the queue
                 return
 
     # -- the Env's side --------------------------------------------------------------------------
@@ -206,12 +207,12 @@ class Inbox(Generic[P]):
     async def take(
         self, patience: float | None, max_submitted: int | None = None
     ) -> "ParkedCall | P | AgentEnd":
-        """Return the next waiting call, a call that the queue has sampled, or the agent's end.
+        """Wait for the next call, a sampled call from the policy queue, or the agent's end.
 
         Args:
-            patience: Seconds to wait; None: no limit.
-            max_submitted: While the policy queue holds this many calls, no new call is taken;
-                None: no limit.
+            patience: Seconds to wait, or None to wait forever.
+            max_submitted: Take no new calls while the policy queue holds at least this many
+                (None: no limit).
 
         Raises:
             AgentTimeoutError: Nothing arrived in time.
@@ -250,13 +251,13 @@ class Inbox(Generic[P]):
             if call.is_waiting:
                 self.latest = call
                 return outstanding
-            self._given_up += call.is_given_up  # never an observation
+            self._given_up += call.is_given_up  # never becomes an observation
         if isinstance(self._final, BaseException):
             raise self._final
         return self._final
 
     def next_call(self) -> ParkedCall | None:
-        """Remove and return the first call that waits to be taken; None if no call waits."""
+        """Remove and return the first call that is waiting to be taken, or None."""
         while self._queue:
             call = self._queue.popleft()
             if call.is_waiting:
@@ -264,32 +265,32 @@ class Inbox(Generic[P]):
         return None
 
     def watch(self, look: Callable[[], None]) -> None:
-        """Call ``look`` whenever a call arrives while no ``take`` is waiting."""
+        """Run ``look`` whenever a call arrives while no ``take`` is waiting."""
         self._on_call = look
 
     def put_back(self, call: ParkedCall) -> None:
-        """Put a call back, so that it is taken next."""
+        """Put a call back at the front of the queue."""
         self._queue.appendleft(call)
 
     def note_sampled(self, call: ParkedCall) -> None:
-        """Note that the sample of a call is ready."""
+        """Record that the sample for a call is ready."""
         if call in self.submitted:
             self._sampled.append(call)
             self._wake_waiter()
 
     def note_resampled(self, call: ParkedCall) -> None:
-        """Note that a call is sampled again, and that the new sample is not ready yet."""
+        """Record that a call is being sampled again, so its sample is not ready yet."""
         if call in self._sampled:
             self._sampled.remove(call)
 
     def _on_timer(self, patience: float) -> None:
-        """Time out the current wait, or set the timer again for its deadline.
+        """Time out the current wait, or restart the timer if the deadline has moved.
 
-        One timer serves many turns, because a new timer per turn would take a tenth of its time.
+        We reuse the timer across turns, because a new one would add about 10% to each turn's time.
         """
         self._timer = None
         if self._waiter is None or self._waiter.done():
-            return  # the next wait sets it again
+            return  # the next wait restarts it
         busy_roles = (box.awaits_reply for box in self._boxes if box is not self)
         if self._frozen_calls or self.submitted or any(busy_roles):
             self._deadline = self._loop.time() + patience
@@ -299,7 +300,7 @@ class Inbox(Generic[P]):
         self._waiter.set_exception(
             AgentTimeoutError(
                 f"The agent {self._agent} neither called the model nor ended within "
-                f"agent_timeout={patience} s. Raise agent_timeout if its tools are slow, or "
-                "look for a wait that never ends."
+                f"agent_timeout={patience} s. Increase agent_timeout if its tools are slow, or "
+                "check whether the agent is stuck."
             )
         )

@@ -1,4 +1,4 @@
-"""Notes: rewards, metrics and logs that an agent records for its transitions between calls."""
+"""Notes: rewards, metrics and logs that an agent records between its calls."""
 
 import asyncio
 import threading
@@ -12,11 +12,11 @@ class Note(NamedTuple):
     kind: Literal["reward", "metric", "log"]
     key: str  # "" for a reward
     value: Any
-    turn: int | None = None  # number of the action that it belongs to; None: the next transition's
+    turn: int | None = None  # index of the action it belongs to; None: the next transition
 
 
 class Notes:
-    """The notes of one trained role. ``add`` is safe from any thread."""
+    """The notes of one trained role. ``add`` is thread-safe."""
 
     __slots__ = ("_late", "_turns", "_waiting", "rewarded")
 
@@ -27,7 +27,7 @@ class Notes:
         self.rewarded = False  # whether the agent recorded a reward
 
     def add(self, kind: Literal["reward", "metric", "log"], key: str, value: Any) -> None:
-        """Add a note. If calls overlap, the note belongs to the caller's latest reply."""
+        """Add a note. If calls overlap, it belongs to the current caller's latest reply."""
         turn = None
         if self._turns is not None:
             by_speaker, latest = self._turns
@@ -36,24 +36,24 @@ class Notes:
         self._waiting.append(Note(kind, key, value, turn))
 
     def note_reply(self, task: object, turn: int) -> None:
-        """Remember the task or thread that action ``turn`` answers; used when calls overlap."""
+        """Record which task or thread received action ``turn``. Used when calls overlap."""
         by_speaker = WeakKeyDictionary[object, int]() if self._turns is None else self._turns[0]
         by_speaker[task] = turn
         self._turns = by_speaker, turn
 
     def take(self, turn: int) -> list[Note]:
-        """Remove and return the notes on action ``turn``, whose transition is about to return."""
+        """Remove and return the notes for action ``turn``, whose transition is being returned."""
         due: list[Note] = []
         notes = self._waiting[:]
-        del self._waiting[: len(notes)]  # not all: a thread may just have added notes
+        del self._waiting[: len(notes)]  # not clear(), since a thread may have just added a note
         for note in notes:
             (due if note.turn in (None, turn) else self._late).append(note)
         return due
 
     def take_late(self) -> list[Note]:
-        """Remove and return the notes on transitions that have already been returned.
+        """Remove and return the notes for transitions that have already been returned.
 
-        Until the next ``note_reply``, new notes are for the next transition.
+        Notes added after this, until the next ``note_reply``, belong to the next transition.
         """
         late = [*self._late, *(note for note in self._waiting if note.turn is not None)]
         self._late.clear()
@@ -63,9 +63,9 @@ class Notes:
 
 
 def speaker() -> object:
-    """Return the current task, or the current thread outside of tasks."""
+    """Return the current asyncio task, or the current thread outside of a task."""
     try:
         task = asyncio.current_task()
-    except RuntimeError:  # a thread without an event loop
+    except RuntimeError:  # this thread has no event loop
         task = None
     return task or threading.current_thread()

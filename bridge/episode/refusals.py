@@ -1,9 +1,10 @@
-"""Refusals: an agent that repeats refused calls must not slow down other agents.
+"""Slows down agents that keep repeating refused calls, so that other agents are not affected.
 
-Every refusal first lets the event loop run other tasks. Otherwise an agent that immediately repeats
-a refused call would block the loop, and could not even be ended. The first ``AT_ONCE`` refusals are
-immediate. Each later refusal is delayed by a quarter of the time since the first, so an agent that
-ignores refusals calls less and less often. An accepted call resets the count.
+Before each refusal we yield to the event loop. Otherwise an agent that immediately repeats a
+refused call would block the loop, and we could not even cancel the agent. The first ``AT_ONCE``
+refusals are not delayed. Each one after that is delayed by a quarter of the time since the first
+refusal, so an agent that ignores errors makes calls less and less often. The count is reset when a
+call is accepted.
 """
 
 import asyncio
@@ -12,14 +13,17 @@ import time
 import openai
 
 AT_ONCE = 8
-"""Number of consecutive refusals that are not delayed."""
+"""Number of consecutive refusals that are returned without a delay."""
 
 LONGEST_PAUSE = 60.0
-"""Longest delay of a refusal, in seconds."""
+"""Maximum delay of a refusal, in seconds."""
 
 
 class Refusals:
-    """An episode's refusals since the last accepted call. Safe from any thread and event loop."""
+    """Counts the refusals in an episode since the last accepted call.
+
+    Safe to use from any thread and event loop.
+    """
 
     def __init__(self) -> None:
         self._count = 0
@@ -27,21 +31,21 @@ class Refusals:
         self._latest = ""
 
     def end(self) -> None:
-        """Reset the count, since a call was accepted."""
+        """Reset the count, because a call was accepted."""
         self._count, self._latest = 0, ""
 
     def hint(self) -> str:
-        """Return a sentence with the latest refusal if more than ``AT_ONCE`` occurred, else ""."""
+        """Describe the latest refusal if there were more than ``AT_ONCE``; otherwise return ""."""
         if self._count <= AT_ONCE or not self._latest:
             return ""
         return f"Its latest requests were refused: {self._latest}"
 
     async def hold_back(self, refusal: object) -> None:
-        """Delay a refusal so that other tasks on this event loop run first."""
+        """Wait before a refusal, letting other tasks on this event loop run."""
         await asyncio.sleep(self._pause(refusal))
 
     def hold_back_blocking(self, refusal: object) -> None:
-        """Delay a refusal in a thread."""
+        """Block the current thread before a refusal."""
         time.sleep(self._pause(refusal))
 
     def _pause(self, refusal: object) -> float:
@@ -49,6 +53,6 @@ class Refusals:
         if self._count == 0:
             self._since = now
         self._count += 1
-        if isinstance(refusal, (str, openai.BadRequestError)):  # otherwise the episode is over
+        if isinstance(refusal, (str, openai.BadRequestError)):  # otherwise, the episode is over
             self._latest = f"{refusal!s:.500}"
         return 0.0 if self._count <= AT_ONCE else min((now - self._since) / 4, LONGEST_PAUSE)

@@ -1,13 +1,15 @@
-"""The route table: it says which inbox or frozen model answers the calls to each model name.
+"""The route table, which maps model names to inboxes and frozen models.
 
-    the policy's names      its inbox: the call is a transition ("gpt-*": many, "*": any)
+    policy names            the policy's inbox: the call becomes a transition. Wildcards are
+                            allowed ("gpt-*", or "*" for any name).
     ``evert/SEAT``          the seat's inbox
-    ``models={...}``        the frozen model of that name: answered immediately, never trained on
-    any other name          the policy, if no other model is declared (frameworks insist on names
-                            like "gpt-4o"); otherwise a 400 with the most similar name
+    ``models={...}``        a frozen model: answered immediately and never trained on
+    any other name          the policy, if it is the only model (frameworks insist on names like
+                            "gpt-4o"); otherwise a 400 error that suggests the most similar name
 
-Take-over uses ``knows``: a call with an unknown name goes where it would go without evert.
-Unanswered names are *strangers*; error messages about failed agents list them.
+Take-over uses ``knows``: calls to unknown model names are passed through to their original
+destination. Names without a target are recorded as *strangers*, and error messages about failed
+agents list them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +26,7 @@ DEFAULT_POLICY_NAME = "policy"
 """The policy's default name."""
 
 ANY = "*"
-"""Wildcard in a policy name: it matches any text."""
+"""Wildcard in a policy name. It matches any text."""
 
 SEAT_PREFIX = "evert/"
 """The prefix of a seat's model name."""
@@ -38,8 +40,8 @@ class Routes:
         frozen: Frozen models by name.
 
     Attributes:
-        strangers: Model names that the agent used but nothing here answers, in order.
-        instead: Answers the calls in place of the inboxes; None: the inboxes answer.
+        strangers: Model names that the agent used but nothing here answers, in order of first use.
+        instead: If set, this function answers all calls that would otherwise go to an inbox.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Routes:
 
     @property
     def seats(self) -> dict[str, Inbox[Any]]:
-        """Inboxes by seat name; empty if the agent has no seats."""
+        """Inboxes by seat name (empty if the agent has no seats)."""
         return {
             name.removeprefix(SEAT_PREFIX): target
             for name, target in self._targets.items()
@@ -69,38 +71,38 @@ class Routes:
         }
 
     def notes_of(self, model: str) -> Notes:
-        """Return the notes of a trained role; for a frozen model, notes that nothing reads."""
+        """Return the notes of a trained role. For a frozen model, the notes are discarded."""
         target = self._targets[model]
         return target.notes if isinstance(target, Inbox) else Notes()
 
     def knows(self, model: object) -> bool:
-        """Whether a model name was declared, or matches a pattern."""
+        """Whether a model name was declared or matches a pattern."""
         return isinstance(model, str) and (model in self._targets or self._match(model) is not None)
 
     def _match(self, model: str) -> Inbox[Any] | None:
         return next((box for name, box in self._patterns.items() if fnmatchcase(model, name)), None)
 
     def hint(self, *models: str) -> str:
-        """Return advice on unknown model names; "" if there are none.
+        """Return advice about unknown model names, or "" if there are none.
 
         Args:
-            models: The unknown names. Default: all strangers.
+            models: The unknown names (default: all strangers).
         """
         names, policies = models or [*self.strangers], ", ".join(map(repr, self._policies))
         if not names:
             return ""
         return (
-            f"The agent asked for {' and '.join(map(repr, names))}; the policy is called "
-            f"{policies}. If the policy should answer such calls, give it that name: "
-            f"policy_names={','.join(names)!r}. If another model should, declare it: "
+            f"The agent requested {' and '.join(map(repr, names))}; the policy is called "
+            f"{policies}. To send these calls to the policy, set "
+            f"policy_names={','.join(names)!r}. To send them to another model, declare it with "
             f"models={{{names[0]!r}: ...}}."
         )
 
     def find(self, model: str) -> Inbox[Any] | FrozenAnswer:
-        """Return what answers the calls to ``model``.
+        """Return the inbox or frozen model that answers calls to ``model``.
 
         Raises:
-            openai.BadRequestError: No model has that name (code ``model_not_found``).
+            openai.BadRequestError: The name is unknown (code ``model_not_found``).
         """
         target = self._targets.get(model)
         if target is None:
@@ -112,8 +114,8 @@ class Routes:
         self.strangers[model] = None
         raise bad_request(
             f"There is no model {model!r} in this episode.{did_you_mean(model, self._targets)} "
-            f"Models: {', '.join(self._targets)}. Call one of them (with client.seat(name) if the "
-            f"agent has seats), or give the policy that name: policy_names={model!r}.",
+            f"Available models: {', '.join(self._targets)}. Call one of them (with "
+            f"client.seat(name) if the agent has seats), or set policy_names={model!r}.",
             param="model",
             code="model_not_found",
         )
@@ -125,19 +127,20 @@ def seat_model(name: str) -> str:
 
 
 def read_policy_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names under which an agent may call the policy; evert's clients use the first.
+    """Return the model names that an agent can use to call the policy.
 
-    Patterns come last. If there are only patterns, "policy" comes first.
+    evert's own clients use the first name, so patterns are moved to the end. If there are only
+    patterns, "policy" is added as the first name.
 
     Raises:
-        InvalidModelError: ``names`` are not different, non-empty strings.
+        InvalidModelError: ``names`` are not unique, non-empty strings.
     """
     candidates = (names,) if isinstance(names, str) else tuple(names)
     are_strings = all(isinstance(name, str) and name for name in candidates)
     if not candidates or not are_strings or len(set(candidates)) < len(candidates):
         raise InvalidModelError(
-            f"policy_names must be a model name or several different ones, got {names!r}. For "
-            'example policy_names="gpt-4o", policy_names=("gpt-4o", "gpt-4o-mini"), or "*" for '
+            f"policy_names must be a model name or a list of unique names, got {names!r}. For "
+            'example, policy_names="gpt-4o", policy_names=("gpt-4o", "gpt-4o-mini"), or "*" for '
             "any name."
         )
     plain = tuple(name for name in candidates if ANY not in name)

@@ -1,8 +1,8 @@
-"""Credit assignment: from the rewards of a task's episodes to an advantage for every sampled token.
+"""Credit assignment: computes an advantage for every sampled token from the episodes' rewards.
 
-Turns are in the order in which the calls were answered. Letters in shapes: P tasks, G episodes per
-task, T turns in the longest episode, N tokens in the longest reply. Returned arrays are padded with
-NaN; input rows may be ragged or padded.
+Turns are in the order in which the calls were answered. Shapes use the letters P (tasks), G
+(episodes per task), T (turns in the longest episode) and N (tokens in the longest reply). Returned
+arrays are padded with NaN. Input rows can be ragged or padded.
 """
 
 import math
@@ -28,16 +28,16 @@ ByToken: TypeAlias = list[list[list[float]]]
 
 @dataclass(frozen=True)
 class Group:
-    """The episodes of one task at one seat; the argument of an advantage function.
+    """All episodes of one task at one seat. This is the argument of an advantage function.
 
     Failed episodes are left out and not counted in G.
 
     Attributes:
         task: The agent's task.
-        trajectories: [G], the trajectories as trained on: each lineage's turns are side by side.
-        order: [G], the turn number of each transition in a trajectory, from 0 in the order of play.
-        final_rewards: [G], the rewards that ``group_reward`` added.
-        seat: The seat's name; "" if the agent has no seats.
+        trajectories: [G], the trajectories, sorted so that turns of a lineage are adjacent.
+        order: [G], the turn number (in the order of play, from 0) of each transition.
+        final_rewards: [G], the rewards added by ``group_reward``.
+        seat: The name of the seat, or "" if the agent has no seats.
     """
 
     task: Any
@@ -48,7 +48,7 @@ class Group:
 
     @cached_property
     def turns(self) -> list[list[Transition]]:
-        """[G], the transitions of each trajectory in the order of play."""
+        """[G]: the transitions of each trajectory, in the order of play."""
         pairs = zip(self.trajectories, self.order, strict=True)
         return [
             [trajectory.transitions[at] for at in np.argsort(order)] for trajectory, order in pairs
@@ -71,7 +71,8 @@ class Group:
         """[G, T]: the discounted return of each turn.
 
         Args:
-            gamma: Discount factor: 0 counts only the turn's own reward, 1 also all later rewards.
+            gamma: Discount factor. 0 only counts the reward of the turn itself, and 1 counts all
+                later rewards in full.
 
         Raises:
             AdvantagesError: ``gamma`` is not a number from 0 to 1.
@@ -84,12 +85,12 @@ class Group:
 
     @property
     def tokens(self) -> list[list[int]]:
-        """[G, turns], nested lists: the number of sampled tokens."""
+        """[G, turns], nested lists: the number of sampled tokens in each turn."""
         return [[len(turn.ac.tokens) for turn in turns] for turns in self.turns]
 
 
 Advantages: TypeAlias = Literal["group"] | Callable[[Group], Any]
-""""group", or a function from a ``Group`` to advantages (``token_advantages``)."""
+""""group", or a function that takes a ``Group`` and returns advantages (``token_advantages``)."""
 
 
 def totals(turns: Sequence[Sequence[Transition]], final_rewards: Sequence[float]) -> list[float]:
@@ -101,7 +102,7 @@ def totals(turns: Sequence[Sequence[Transition]], final_rewards: Sequence[float]
 
 
 def padded(rows: Sequence[Sequence[float]]) -> Floats:
-    """Return rows as one array, padded with NaN to the length of the longest row."""
+    """Stack rows in one array, padded with NaN to the length of the longest row."""
     array = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
     for number, row in enumerate(rows):
         array[number, : len(row)] = row
@@ -111,11 +112,12 @@ def padded(rows: Sequence[Sequence[float]]) -> Floats:
 def token_advantages(
     group: Group, advantages: Advantages = "group", gamma: float | None = None
 ) -> ByToken:
-    """Return the advantage of every sampled token of a group.
+    """Return the advantage of every sampled token in a group.
 
-    With "group", a token's advantage is its episode's reward minus the group's mean or, if
-    ``gamma`` is set, its turn's return minus the group's mean return at that turn. A function
-    returns one number per episode [G], per turn [G, T] or per token [G, T, N].
+    With "group", the advantage of a token is the reward of its episode minus the group's mean. If
+    ``gamma`` is set, the advantage is the return of the token's turn minus the group's mean return
+    at that turn. An advantage function must return one number per episode [G], per turn [G, T] or
+    per token [G, T, N].
     """
     check_credit(advantages, gamma)
     if callable(advantages):
@@ -129,38 +131,39 @@ def token_advantages(
 
 
 def check_credit(advantages: Any, gamma: float | None) -> None:
-    """Check that ``advantages`` is "group" or a function, and that ``gamma`` fits it."""
+    """Check that ``advantages`` is "group" or a function, and that ``gamma`` is allowed with it."""
     if callable(advantages):
         check_gamma(gamma)
     elif not isinstance(advantages, str) or advantages != "group":
         raise AdvantagesError(
             f'advantages is {repr_of(advantages)}; expected "group" (rewards minus their mean), or '
-            "a function from a group to numbers per episode, turn or token."
+            "a function that takes a Group and returns numbers per episode, turn or token."
         )
     elif gamma is not None and (not isinstance(gamma, numbers.Real) or not 0 <= gamma <= 1):
         raise AdvantagesError(
-            f"gamma is {repr_of(gamma)}; expected a number from 0 (each turn gets only its own "
+            f"gamma is {repr_of(gamma)}; expected a number from 0 (each turn only gets its own "
             "reward) to 1 (also all later rewards), or None (each turn gets the episode's reward)."
         )
 
 
 def check_gamma(gamma: float | None) -> None:
-    """Check that ``gamma`` is None, since only ``advantages="group"`` uses it."""
+    """Check that ``gamma`` is None, because it is only used with ``advantages="group"``."""
     if gamma is not None:
         raise AdvantagesError(
-            f'gamma={gamma!r} needs advantages="group", but you gave advantages of your own. Leave '
-            "gamma out; an advantage function gets discounted returns from Group.returns(gamma)."
+            f'gamma={gamma!r} only works with advantages="group", but you passed custom '
+            "advantages. Leave gamma out. An advantage function can call Group.returns(gamma) to "
+            "get discounted returns."
         )
 
 
 def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
-    """Repeat numbers per episode, turn or token, so that each token of ``tokens`` gets a float.
+    """Broadcast values per episode, turn or token so that every token gets a float.
 
     Args:
         values: Nested lists or an array.
-        tokens: Nested lists with the token count of each turn: [G, turns] or [P, G, turns].
-        label: What messages call the values, for example "advantages".
-        letters: The dimensions that ``values`` must have: "G" or "PG".
+        tokens: Nested lists with the token count of each turn, [G, turns] or [P, G, turns].
+        label: The name of the values in error messages, for example "advantages".
+        letters: The leading dimensions that ``values`` must have ("G" or "PG").
     """
     *rows, counts = _levels(tokens)
     widths = [*(max(map(len, level)) for level in rows), max(counts, default=0)]
@@ -172,16 +175,16 @@ def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
         names = f"{letters}TN"
         fits = [f"[{', '.join(names[:n])}] = {tuple(widths[:n])}" for n in depths]
         raise AdvantagesError(
-            f"{label}: got the shape {_shape(values)}; expected {fits[0]}, by episode, {fits[1]}, "
-            f"by turn, or {fits[2]}, by token. A row may also be only as long as its own episode "
-            "(in turns) or turn (in tokens)."
+            f"{label}: got shape {_shape(values)}; expected {fits[0]} (per episode), {fits[1]} "
+            f"(per turn) or {fits[2]} (per token). Rows don't need to be padded: their length can "
+            "be the number of turns in the episode, or of tokens in the turn."
         ) from None
     except (TypeError, ValueError) as error:
         raise AdvantagesError(f"{label}: {error}") from error
 
 
 def _levels(nested: Any) -> list[list[Any]]:
-    """Return the elements at each depth, down to the first depth with anything but lists."""
+    """Return the elements at each depth, down to the first depth that contains a non-list."""
     levels = [[nested]]
     while levels[-1] and all(isinstance(element, list) for element in levels[-1]):
         levels.append([*chain.from_iterable(levels[-1])])
@@ -189,7 +192,7 @@ def _levels(nested: Any) -> list[list[Any]]:
 
 
 def _fit(values: Any, tokens: Any, widths: Sequence[int], least: int) -> Any:
-    """Return the values in the shape of the tokens; raise IndexError if they do not fit."""
+    """Broadcast the values to the shape of the tokens. Raises IndexError on a mismatch."""
     if not isinstance(values, list):
         if least > 0:
             raise IndexError
@@ -224,7 +227,7 @@ def _as_lists(values: Any) -> Any:
 
 
 def _shape(values: Any) -> str:
-    """Describe the shape of nested lists: "(2, 4)", or "(2, 1 to 4)" if rows differ in length."""
+    """Describe the shape of nested lists, as "(2, 4)" or (for ragged rows) "(2, 1 to 4)"."""
     lengths = [{len(row) for row in level} for level in _levels(values)[:-1]]
     sizes = [" to ".join(map(str, sorted({min(level), max(level)}))) for level in lengths]
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"

@@ -1,8 +1,8 @@
-"""Branches: episodes that replay a recorded rollout up to a turn and sample from there.
+"""Branches: episodes that replay a recorded rollout up to some turn and sample from there on.
 
     BranchDataset(agent, records, turn=3, batch_size=8, group_size=4)
 
-Only newly sampled tokens are trained on, because replayed replies are part of the prompt.
+Only newly sampled tokens are trained on, because the replayed replies are part of the prompt.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,21 +23,21 @@ from evert.bridge.records.record import RolloutRecord
 from evert.bridge.records.replay import ReplayPolicy, check_seatless
 
 ChooseTurn = int | Callable[[RolloutRecord], int]
-"""Number of the first sampled turn (-1: the last turn), or a function from a record to it."""
+"""Index of the first sampled turn (-1 for the last turn), or a function that takes a record."""
 
 
 class BranchEnv(ChatAgentEnv):
-    """An episode that begins with the first turns of a recorded one.
+    """An episode that starts with the first turns of a recorded one.
 
     Args:
         record: The recorded rollout.
-        turn: The first sampled turn; earlier turns are replayed from the record.
+        turn: The first sampled turn. Earlier turns are replayed from the record.
         agent: The agent.
-        task: The task; by default the record's.
-        **options: Options of ``ChatAgentEnv``; budgets include the replayed turns.
+        task: The task (default: the recorded task).
+        **options: Options for ``ChatAgentEnv``. Limits include the replayed turns.
 
     Attributes:
-        earned: Reward of the replayed turns, which the trajectory's reward does not include.
+        earned: Reward of the replayed turns, which is not part of the trajectory's reward.
 
     Raises:
         InvalidDatasetError: The record has no such turn.
@@ -60,21 +60,21 @@ class BranchEnv(ChatAgentEnv):
         self.earned = 0.0
 
     def renewed(self) -> "BranchEnv":
-        """Return another branch of the same record, from the same turn."""
+        """Create another branch of the same record that starts at the same turn."""
         return BranchEnv(self._record, self._turn, self.agent, self.task, **self._options)
 
     async def initial_observation(
         self,
     ) -> tuple[Observation, StopCondition] | InitialObservationOverflow:
-        """Replay the agent up to the first sampled turn, and return that turn's prompt.
+        """Replay the agent up to the first sampled turn, and return the prompt of that turn.
 
         Raises:
-            ReplayError: The agent behaved differently from the record before that turn.
+            ReplayError: The agent did not behave as recorded before that turn.
             AgentError, AgentTimeoutError, RewardError, EnvClosedError: See ``step``.
         """
         policy, queue = ReplayPolicy(self._record, self), self.open_calls.queue
         replayed = policy.queue()
-        self.open_calls.use(replayed, overlap=True)  # every call waits for its turn in the record
+        self.open_calls.use(replayed, overlap=True)  # answer in the recorded order
         current = await super().initial_observation()
         replayed_turns = (t for t in range(self._turn) if not self._record.is_given_up(t))
         for turn in replayed_turns:
@@ -85,7 +85,7 @@ class BranchEnv(ChatAgentEnv):
             self.earned += result.reward
             if result.episode_done:
                 raise ReplayError(
-                    f"The agent differs from its record at turn {turn + 1}: its episode ended, but "
+                    f"The agent differs from its record at turn {turn + 1}: the episode ended, but "
                     f"the branch starts at turn {self._turn}."
                 )
             current = result.next_observation, result.next_stop_condition
@@ -93,7 +93,7 @@ class BranchEnv(ChatAgentEnv):
             policy.check_over()
             return current
         policy.check_at(self._turn, current[0])
-        self.open_calls.use(queue)  # the policy answers the other calls that wait
+        self.open_calls.use(queue)  # the policy answers the remaining calls
         self.earned += self._turns.account.take_late_reward()
         self.turn_lineages.clear()
         self.turn_callers.clear()
@@ -106,13 +106,14 @@ class BranchDataset(AgentDataset):
 
     Args:
         agent: The agent, or its import path.
-        records: Rollouts of the agent, which must not have seats.
-        turn: The first sampled turn, or a function from a record to it, called for each group. 0
-            samples the whole episode, -1 only the last turn.
-        **options: Options of ``AgentDataset``: ``batch_size``, ``group_size``, ``epochs``, ...
+        records: Recorded rollouts of the agent, which must not have seats.
+        turn: The first sampled turn (0 samples the whole episode, -1 only the last turn), or a
+            function that takes a record and returns this turn. It is called for every group.
+        **options: Options for ``AgentDataset``: ``batch_size``, ``group_size``, ``epochs``, ...
 
     Raises:
-        InvalidDatasetError: ``records`` is empty, or a record belongs to a seat or lacks that turn.
+        InvalidDatasetError: ``records`` is empty, or a record belongs to a seat or does not have
+            that turn.
         RecordError: A record has no task.
     """
 
@@ -127,8 +128,9 @@ class BranchDataset(AgentDataset):
         for record in records:
             if record.row["seat"] is not None:
                 raise InvalidDatasetError(
-                    f"A record is of the seat {record.row['seat']!r}. An episode with seats cannot "
-                    "be branched, since the other seats' replies are in other records."
+                    f"A record belongs to the seat {record.row['seat']!r}. Episodes with seats "
+                    "cannot be branched because the replies of the other seats are in different "
+                    "records."
                 )
             if isinstance(turn, int):
                 _check_turn(record, turn)
@@ -136,10 +138,10 @@ class BranchDataset(AgentDataset):
         super().__init__(agent, records, **options)
 
     def group(self, number: int) -> ChatAgentGroupBuilder:
-        """Return the group of branches of a record."""
+        """Create the group of branches for a record."""
         record: RolloutRecord = self.tasks[number]
         turn = self._choose if isinstance(self._choose, int) else self._choose(record)
-        options: Any = {**self.options, "seats": ()}  # an episode with seats cannot be branched
+        options: Any = {**self.options, "seats": ()}  # episodes with seats cannot be branched
         branch = partial(BranchEnv, record, turn)
         return ChatAgentGroupBuilder(
             self.agent, record.task, self.group_size, branch=branch, **options
@@ -149,6 +151,6 @@ class BranchDataset(AgentDataset):
 def _check_turn(record: RolloutRecord, turn: int) -> None:
     if not -record.turns <= turn < record.turns:
         raise InvalidDatasetError(
-            f"A record of {record.turns} turns has no turn {turn}; expected a number from 0 to "
+            f"A record with {record.turns} turns has no turn {turn}; expected a number from 0 to "
             f"{record.turns - 1}, or -1 for the last turn."
         )

@@ -1,4 +1,4 @@
-"""``AgentDataset``: turns a sequence of tasks into batches of groups for the Cookbook."""
+"""``AgentDataset`` turns a sequence of tasks into batches of groups for the Cookbook."""
 
 import inspect
 import math
@@ -31,25 +31,28 @@ from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, model_renderer
 
 
 class AgentDataset(RLDataset):
-    """Batches of groups of one agent over a sequence of tasks.
+    """A Cookbook dataset that lets an agent play a sequence of tasks.
 
     Args:
         agent: The agent, or its import path.
-        tasks: Any sequence of tasks; each task makes one group.
-        batch_size: Groups per batch. The last batch of an epoch may be smaller; no task is dropped.
+        tasks: Any sequence of tasks. There is one group per task.
+        batch_size: Groups per batch. The last batch of an epoch may be smaller; tasks are never
+            dropped.
         group_size: Episodes per group.
         epochs: Number of passes over the tasks.
-        shuffle: Whether each epoch has its own random order, given by the seed.
-        seed: Seed for shuffling. Each episode's seed (``client.seed``) is derived from this seed,
-            the task, the episode's number in its group and, in training, the batch.
-        sampler: Chooses the tasks of each batch and gets their rewards. The number of batches does
-            not change. None: every task comes once per epoch.
-        sampler_log: File that logs the sampler's rewards. If the file exists, the sampler first
-            gets its rewards of steps before the first requested batch. None: no file.
-        opponents: Chooses frozen models for seats (``opponents.py``). None: only the policy plays.
-        held_out: Whether the tasks are for evaluation. If not, a group without a trainable token is
-            dropped (``ChatAgentGroupBuilder.batch``).
-        **options: Other options of ``ChatAgentGroupBuilder``, including those of an Env.
+        shuffle: Whether to shuffle the tasks in every epoch, based on the seed.
+        seed: Seed for shuffling. The seed of each episode (``client.seed``) is derived from this
+            seed, the task, the index of the episode in its group and, in training, the batch.
+        sampler: Chooses the tasks of each batch and receives their rewards. The number of batches
+            stays the same. By default, every task is used once per epoch.
+        sampler_log: File for logging the rewards of the sampler (default: no log). If the file
+            exists, the sampler first receives the logged rewards of all steps before the first
+            requested batch.
+        opponents: Chooses frozen models for seats (``opponents.py``). By default, the policy plays
+            all seats.
+        held_out: Whether the tasks are for evaluation. Otherwise, groups without any trainable
+            tokens are dropped (``ChatAgentGroupBuilder.batch``).
+        **options: Other options for ``ChatAgentGroupBuilder``, including Env options.
 
     Raises:
         InvalidAgentError: See ``ChatAgentGroupBuilder``.
@@ -77,11 +80,11 @@ class AgentDataset(RLDataset):
                 raise InvalidDatasetError(f"{name} must be at least 1, got {size}.")
         check_tasks(tasks)
         if len(tasks) == 0:
-            raise InvalidDatasetError("A dataset needs at least one task, got none.")
+            raise InvalidDatasetError("A dataset needs at least one task, but tasks is empty.")
         if opponents is not None and len(options.get("seats", ())) < 2:
             raise InvalidDatasetError(
-                "opponents= needs an agent with two roles or more: name them with seats=(...), or "
-                "leave opponents out."
+                "opponents=... requires an agent with at least two roles. Pass their names as "
+                "seats=(...), or leave opponents out."
             )
         self.agent = agent
         self.tasks = tasks
@@ -96,7 +99,7 @@ class AgentDataset(RLDataset):
         self._log = None if sampler is None else SamplerLog(sampler, sampler_log)
         self.options = options
         self._batches_per_epoch = math.ceil(len(tasks) / batch_size)
-        self.group(0)  # fail now, not in the middle of a run
+        self.group(0)  # fail early instead of in the middle of a run
 
     def __len__(self) -> int:
         return self.epochs * self._batches_per_epoch
@@ -109,7 +112,7 @@ class AgentDataset(RLDataset):
             InvalidDatasetError: The sampler chose tasks that do not exist.
         """
         if not 0 <= index < len(self):
-            raise IndexError(f"There is no batch {index} in a dataset of {len(self)} batches.")
+            raise IndexError(f"There is no batch {index} in a dataset with {len(self)} batches.")
         order = self._in_turn(index) if self._log is None else self._sampled(index, self._log)
         groups = [self.group(number) for number in order]
         times = Counter[int]()
@@ -140,12 +143,12 @@ class AgentDataset(RLDataset):
         if not chosen or not all(isinstance(n, Integral) and n in numbers for n in chosen):
             raise InvalidDatasetError(
                 f"The sampler {type(log.sampler).__name__} chose {repr_of(chosen)} for batch "
-                f"{index}; expected one or more task numbers, each from 0 to {numbers[-1]}."
+                f"{index}; expected one or more task numbers from 0 to {numbers[-1]}."
             )
         return [int(number) for number in chosen]
 
     def group(self, number: int) -> ChatAgentGroupBuilder:
-        """Return a task's group outside any batch: without a seed and without opponents."""
+        """Create a group for a task outside of any batch. It has no seed and no opponents."""
         return ChatAgentGroupBuilder(
             self.agent, self.tasks[number], self.group_size, **self.options
         )
@@ -163,72 +166,79 @@ def _with_kept_models(_: object, options: EnvOptions) -> EnvOptions:
 
 @chz.chz
 class AgentDatasetBuilder(RLDatasetBuilder):
-    """Builds a training and a test ``AgentDataset``, configured by chz."""
+    """A chz configuration that builds a training and a test ``AgentDataset``."""
 
     agent: str | Any = chz.field(
         munger=_keep, doc="The agent, or its import path 'package.module:function'."
     )
-    train_tasks: str | Any = chz.field(doc="Sequence of tasks, its import path, or a file.")
+    train_tasks: str | Any = chz.field(doc="A sequence of tasks, its import path, or a file.")
     test_tasks: str | Any | None = chz.field(
-        default=None, doc="Held-out tasks, their import path or a file. None: no test set."
+        default=None, doc="Held-out tasks, their import path, or a file (default: no test set)."
     )
     batch_size: int = chz.field(default=32, doc="Groups per batch.")
     group_size: int = chz.field(default=8, doc="Episodes per group in training.")
-    test_group_size: int = chz.field(default=1, doc="Episodes per task in tests.")
-    epochs: int = chz.field(default=1, doc="Passes over the training tasks.")
-    shuffle: bool = chz.field(default=True, doc="Whether training tasks are shuffled.")
+    test_group_size: int = chz.field(default=1, doc="Episodes per test task.")
+    epochs: int = chz.field(default=1, doc="Number of passes over the training tasks.")
+    shuffle: bool = chz.field(default=True, doc="Whether to shuffle the training tasks.")
     seed: int = chz.field(default=0, doc="Seed for shuffling and for the episodes.")
     sampler: str | Any | None = chz.field(
         default=None,
         munger=_keep,
-        doc="Chooses the training tasks of each step: a Sampler, a function of (tasks, batch_size, "
-        "seed) that makes one, like evert.Curriculum, or an import path. None: every task in turn.",
+        doc="Chooses the training tasks of each step: a Sampler, a function that creates one from "
+        "(tasks, batch_size, seed), such as evert.Curriculum, or an import path (default: every "
+        "task once per epoch).",
     )
     sampler_log: str | None = chz.field(
-        default=None, doc="File that logs the sampler's rewards, to resume from."
+        default=None, doc="File for logging the sampler's rewards, so that a run can be resumed."
     )
     opponents: Any | None = chz.field(
         default=None,
         munger=_keep,
-        doc="Chooses frozen models for seats in training, e.g. a League. None: only the policy.",
+        doc="Chooses frozen models for seats in training, e.g. a League (default: the policy plays "
+        "all seats).",
     )
     test_opponents: Any | None = chz.field(
         default=None, munger=_keep, doc="Chooses frozen models for seats in tests, e.g. Against."
     )
-    model_name: str = chz.field(default=BASE_MODEL, doc="Model whose tokenizer is used.")
-    renderer_name: str = chz.field(default=BASE_RENDERER, doc="Cookbook renderer.")
-    limits: RolloutLimits | None = chz.field(default=None, doc="Budgets of an episode.")
+    model_name: str = chz.field(default=BASE_MODEL, doc="Name of the model, for its tokenizer.")
+    renderer_name: str = chz.field(default=BASE_RENDERER, doc="Name of a Cookbook renderer.")
+    limits: RolloutLimits | None = chz.field(default=None, doc="Limits for an episode.")
     seats: Sequence[str] = chz.field(
-        default=(), doc="Names of the trained roles, if there are several."
+        default=(), doc="Names of the trained roles, if the agent has several."
     )
     group_reward: str | Any | None = chz.field(
-        default=None, munger=_keep, doc="Function that compares a group, or its import path."
+        default=None,
+        munger=_keep,
+        doc="Function that compares the episodes in a group, or its import path.",
     )
     advantages: str | Any = chz.field(
         default="group",
         munger=_keep,
-        doc="Advantages of tokens: 'group', a function of a Group, or a function's import path.",
+        doc="Token advantages: 'group', a function that takes a Group, or its import path.",
     )
     gamma: float | None = chz.field(
-        default=None, doc="Discount of each turn's return. None: the whole episode's reward."
+        default=None,
+        doc="Discount factor for the return of each turn (default: use the reward of the whole "
+        "episode).",
     )
     tags: Sequence[str] = chz.field(default=(), doc="Names under which metrics are aggregated.")
     record: str | None = chz.field(
-        default=None, doc="Folder or file *.jsonl for training rollouts. None: no records."
+        default=None,
+        doc="Folder or *.jsonl file to record training rollouts in (default: don't record).",
     )
     record_share: float = chz.field(
-        default=1.0, doc="Share of each batch's groups to record; at least one group."
+        default=1.0, doc="Fraction of the groups in each batch to record (at least one group)."
     )
     env_options: EnvOptions = chz.field(
         default_factory=EnvOptions,
         munger=_with_kept_models,
-        doc="Other options of ChatAgentEnv.",
+        doc="Other options for ChatAgentEnv.",
     )
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
-        """Return the training dataset, and the test dataset or None.
+        """Build the training dataset and the test dataset (None if there are no test tasks).
 
-        With the embedded engine, ``context_length`` defaults to the model's.
+        With the embedded engine, ``context_length`` defaults to the model's context length.
 
         Raises:
             InvalidAgentError, InvalidDatasetError: The agent, tasks, group reward or sampler is

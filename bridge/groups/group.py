@@ -1,4 +1,4 @@
-"""``ChatAgentGroupBuilder``: several episodes of one agent on one task, as a picklable object."""
+"""``ChatAgentGroupBuilder``: a picklable object for several episodes of an agent on one task."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BatchPosition:
-    """A group's place in a training batch: number ``number`` (from 0) of ``groups`` groups."""
+    """Position in a training batch: group ``number`` (from 0) of ``groups`` in batch ``index``."""
 
     index: int
     groups: int
@@ -44,7 +44,7 @@ class BatchPosition:
 
 
 class GroupOptions(EnvOptions, total=False):
-    """Options of ``ChatAgentGroupBuilder`` (see there) and of an Env."""
+    """Options for ``ChatAgentGroupBuilder`` (documented there), including Env options."""
 
     seats: Sequence[str]
     group_reward: GroupReward | None
@@ -55,7 +55,7 @@ class GroupOptions(EnvOptions, total=False):
 
 
 def load_agent(agent: Agent | str) -> Agent:
-    """Return ``agent``, imported if it is an import path ``package.module:function``."""
+    """Import an agent from a path ``package.module:function``. Functions are returned unchanged."""
     return resolve(agent, "agent", InvalidAgentError) if isinstance(agent, str) else agent
 
 
@@ -63,48 +63,49 @@ def require_import_path(function: Callable[..., Any], role: str = "agent") -> No
     """Check that another process can import ``function``.
 
     Raises:
-        InvalidAgentError: ``function`` is a lambda or an inner function.
+        InvalidAgentError: ``function`` is a lambda or a nested function.
     """
     inner = unwrapped(function)
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     if "<lambda>" in name or "<locals>" in name:
         raise InvalidAgentError(
-            f"The {role} {agent_name(function)} has no import path, so this group builder cannot "
-            "be pickled for rollouts in another process: that process cannot import a lambda or "
-            "an inner function. Define it at the top level of a module (functools.partial may "
-            "bind arguments), or play the rollouts in this process."
+            f"The {role} {agent_name(function)} has no import path, because it is a lambda or a "
+            "nested function. So this group builder cannot be pickled for rollouts in another "
+            "process. Define it at the top level of a module (you can bind arguments with "
+            "functools.partial), or run the rollouts in this process."
         )
 
 
 class ChatAgentGroupBuilder(EnvGroupBuilder):
-    """Builds ``group_size`` environments of one agent and task.
+    """Builds ``group_size`` environments for one agent and one task.
 
     Args:
-        agent: The agent, or its import path 'package.module:function'. Any callable works, but
-            rollouts in other processes need a callable from a module's top level.
-        task: The agent's task. If omitted, the agent is called without a task.
+        agent: The agent, or its import path 'package.module:function'. Any callable works, but for
+            rollouts in other processes it must be defined at the top level of a module.
+        task: The task for the agent. If omitted, the agent is called without a task.
         group_size: Number of episodes, at least 1.
-        seats: Names of the agent's trained roles, if it has several. Each episode then has one Env
-            per seat, played at the same time (``seats.py``). Empty: one policy.
+        seats: Names of the agent's trained roles, if it has several. Each episode then consists of
+            one Env per seat, which are played at the same time (``seats.py``).
         group_reward: Function that compares the episodes and adds rewards (``rewards.py``).
         tags: Names under which the Cookbook aggregates metrics.
-        seed: The seed from which each episode's seed is derived. None: random seeds.
-        record: Writes every trajectory to a file. None: nothing is recorded.
+        seed: The seed from which the seeds of all episodes are derived (default: random seeds).
+        record: Writes every trajectory to a file (default: nothing is recorded).
         advantages: "group" (all tokens of a trajectory get its reward minus the mean of its seat),
-            or a function from a ``Group`` to numbers per episode, turn or token.
-        gamma: Discount of each turn's return, for "group". None: the whole trajectory's reward.
-        branch: Function from the agent, the task and the options to an Env that continues a record
-            (``branches.py``). None: episodes start from the beginning.
-        **options: Options of ``ChatAgentEnv``.
+            or a function that takes a ``Group`` and returns numbers per episode, turn or token.
+        gamma: Discount factor for the return of each turn, if ``advantages`` is "group" (default:
+            use the reward of the whole trajectory).
+        branch: Function that takes the agent, the task and the options and returns an Env that
+            continues a record (``branches.py``). By default, episodes start from the beginning.
+        **options: Options for ``ChatAgentEnv``.
 
     Attributes:
-        batch: The group's place in a training dataset, or None. If it is set, a group without a
-            trainable token is dropped (``compute_group_rewards``).
-        on_rewards: Called with the group's rewards in this process; not pickled.
-        rewards: Total reward of each trajectory; None until the group has been played.
+        batch: The group's place in a training dataset, or None. If it is set, groups without any
+            trainable tokens are dropped (``compute_group_rewards``).
+        on_rewards: Called with the group's rewards in this process. Not pickled.
+        rewards: Total reward of each trajectory, or None if the group has not been played yet.
 
     Raises:
-        InvalidAgentError: ``agent`` is not an agent, or does not take these arguments.
+        InvalidAgentError: ``agent`` is not an agent, or does not accept these arguments.
         InvalidDatasetError: ``group_size`` is below 1, or two seats have the same name.
     """
 
@@ -154,23 +155,24 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         if self.group_reward is not None:
             require_import_path(self.group_reward, "group reward")
         if callable(self.advantages):
-            require_import_path(self.advantages, "function that gives advantages")
+            require_import_path(self.advantages, "advantage function")
         return self.state()
 
     def state(self) -> dict[str, Any]:
-        """Return the state to pickle: everything except the running episodes and ``on_rewards``."""
+        """Return the state to pickle, without the running episodes and ``on_rewards``."""
         reset: Any = {"_envs": [], "_seat_group": None, "_members": 0, "on_rewards": None}
         return {**self.__dict__, **reset}
 
     def meet(self, opponents: Mapping[str, FrozenModel]) -> None:
-        """Let frozen models play some seats; these seats have no Envs and are not trained."""
+        """Let frozen models play some seats. These seats have no Envs and are not trained."""
         self.seats, self.options = with_opponents(self.seats, self.options, opponents)
 
     async def make_envs(self) -> Sequence[Env]:
-        """Return new environments; ``cleanup`` closes them all.
+        """Create new environments, which are closed by ``cleanup``.
 
-        A strategy that retries a failed rollout calls ``make_envs`` again and plays only the first
-        Env. So for agents with seats, each later call returns one Env: a new episode's next seat.
+        To retry a failed rollout, the Cookbook calls ``make_envs`` again and only plays the first
+        Env. For agents with seats, later calls therefore return a single Env, which is the next
+        seat of a new episode.
         """
         if not self._envs:
             self.rewards = None
@@ -193,29 +195,30 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return ChatAgentEnv(self.agent, self.task, seed=self._next_seed(), **self.options)
 
     def _next_seed(self) -> int | None:
-        """Return the next episode's seed; a retried episode gets a new seed."""
+        """Return the seed for the next episode. Retried episodes also get a new seed."""
         self._members += 1
         return None if self.seed is None else seed_of(self.seed, self._members - 1)
 
     async def compute_group_rewards(
         self, trajectory_group: list[Trajectory], env_group: Sequence[Env]
     ) -> list[tuple[float, Metrics]]:
-        """Return additional rewards and metrics; sort transitions by lineage, in place.
+        """Return additional rewards and metrics, and sort transitions by lineage in place.
 
-        Each seat has its own baseline. The Cookbook subtracts the group's mean from all rewards, so
-        each seat's rewards are shifted by the group's mean minus the seat's mean. The metric
-        ``seat/<name>/reward`` is the total before the shift; ``seat/<name>/...`` are the means of
-        the trajectory's other metrics.
+        Every seat has a separate baseline. The Cookbook subtracts the group's mean from all
+        rewards, so the rewards of a seat are shifted by the group's mean minus the seat's mean. The
+        metric ``seat/<name>/reward`` is the total before this shift. The other ``seat/<name>/...``
+        metrics are the trajectory's own metrics, averaged over its turns.
 
         Raises:
-            AllTrajectoriesFailedError: The group is for training, and has no trainable token. The
-                Cookbook then drops the group under any strategy; a batch without data would fail.
+            AllTrajectoriesFailedError: A training group has no trainable tokens. We raise because
+                a batch without data would fail. The Cookbook then drops the group, whatever the
+                rollout strategy.
         """
         if self.batch is not None and not any(map(can_be_learned_from, trajectory_group)):
             raise AllTrajectoriesFailedError(
                 f"Nothing can be learned from {len(trajectory_group)} episodes of the agent "
-                f"{agent_name(self.agent)}: it called no model in them, or every reply is masked. "
-                "Their group is dropped."
+                f"{agent_name(self.agent)} because it did not call the model or because all "
+                "replies are masked. The group is dropped."
             )
         pairs = [*zip(trajectory_group, env_group, strict=True)]
         evert_pairs = [
@@ -250,7 +253,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
     def _in_pieces(
         self, seats: Sequence[str], trajectories: list[Trajectory], *columns: Sequence[Any]
     ) -> list[tuple[float, Metrics]]:
-        """Split trajectories by advantage, in place; return additional rewards and metrics."""
+        """Split trajectories by advantage in place, and return additional rewards and metrics."""
         groups, metrics = list[Group](), list[list[Metrics]]()
         for seat in dict.fromkeys(seats):
             members = [number for number, name in enumerate(seats) if name == seat]
@@ -262,23 +265,23 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         return further
 
     def report_rewards(self, rewards: Sequence[float]) -> None:
-        """Store and report the total reward of each trajectory; [] if the group failed."""
+        """Store and report the total reward of each trajectory ([] if the group failed)."""
         self.rewards = [*rewards]
         if self.on_rewards is not None:
             self.on_rewards(self.rewards)
 
     async def cleanup(self) -> None:
-        """Close every environment made so far; never raises."""
+        """Close all environments created so far. Never raises."""
         if self._envs and self.rewards is None:
             try:
                 self.report_rewards([])
             except Exception:
-                logger.exception("Reporting a failed group to the sampler raised an error")
+                logger.exception("Could not tell the sampler that a group failed")
         envs, self._envs, self._seat_group, self._members = self._envs, [], None, 0
         results = await asyncio.gather(*(env.close() for env in envs), return_exceptions=True)
         for result in results:
             if isinstance(result, Exception):
-                logger.error("Closing an environment failed: %r", result)
+                logger.error("Failed to close an environment: %r", result)
 
     def logging_tags(self) -> list[str]:
         """Return the names under which the Cookbook aggregates this group's metrics."""
@@ -286,7 +289,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
 
 def can_be_learned_from(trajectory: Trajectory) -> bool:
-    """Whether a trajectory has a sampled token that is not masked."""
+    """Whether a trajectory has any sampled tokens that are not masked."""
     return any(
         transition.ac.tokens and not transition.metrics.get(PARSE_ERROR_MASKED_METRIC_KEY)
         for transition in trajectory.transitions
@@ -299,7 +302,7 @@ def _shifted_by_seat(
     seats: Sequence[str],
     metrics: Sequence[Metrics],
 ) -> list[float]:
-    """Shift rewards so that every seat's mean total is the group's; add the seats' metrics."""
+    """Shift rewards so that all seats have the same mean as the group, and add seat metrics."""
     earned = totals([trajectory.transitions for trajectory in trajectories], rewards)
     pairs = [*zip(earned, seats, strict=True)]
     means = {seat: fmean([total for total, name in pairs if name == seat]) for seat in seats}
@@ -312,22 +315,23 @@ def _shifted_by_seat(
 
 
 def sort_by_lineage(trajectory: Trajectory, turn_lineages: Sequence[int]) -> list[int]:
-    """Sort a trajectory's transitions by ``lineage_order``, in place; return that order."""
+    """Sort a trajectory's transitions by ``lineage_order`` in place, and return the order."""
     order, turns = lineage_order(trajectory, turn_lineages), trajectory.transitions
     turns[:] = [turns[turn] for turn in order]
     return order
 
 
 def lineage_order(trajectory: Trajectory, turn_lineages: Sequence[int]) -> list[int]:
-    """Return an episode's turn numbers, with the turns of each lineage side by side.
+    """Return an episode's turn numbers in an order that keeps the turns of a lineage together.
 
-    This order is needed because ``trajectory_to_data`` merges only adjacent turns. Each lineage
-    keeps its order. The lineage that ends last comes last, so the episode's last transition, which
-    has the report, stays last. Calls that the agent gave up come first: no later turn extends them.
+    This is needed because ``trajectory_to_data`` only merges adjacent turns. The order within a
+    lineage does not change. The lineage that ends last comes last, so the last transition of the
+    episode, which contains the report, stays last. Calls that the agent gave up on come first,
+    because no later turn extends them.
     """
     turns = trajectory.transitions
     if len(turns) > len(turn_lineages):
-        return [*range(len(turns))]  # the runner's placeholder for an episode without turns
+        return [*range(len(turns))]  # the runner adds a placeholder if there are no turns
     given_up = [number for number, turn in enumerate(turns[:-1]) if GIVEN_UP in turn.metrics]
     read_turns = [number for number in range(len(turns)) if number not in given_up]
     ends = {turn_lineages[number]: number for number in read_turns}  # lineage -> its last turn

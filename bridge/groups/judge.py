@@ -1,8 +1,9 @@
-"""``judge_group``: a frozen model ranks the episodes of a group, and the ranks give the rewards.
+"""``judge_group``: a frozen model ranks the episodes in a group, and the ranking sets the rewards.
 
-If a reply has no ranking, the judge is asked again. If that also fails, if the endpoint is
-overloaded or slow, or if the prompt is too long, all rewards are equal: the group gives no training
-signal, and ``FAILED`` counts it. An error that a retry cannot fix (a refused key) ends the run.
+If a reply contains no ranking, we ask the judge again. If that fails too, if the endpoint is
+overloaded or slow, or if the prompt is too long, all rewards are equal. The group then gives no
+training signal, which is counted in the metric ``FAILED``. Errors that a retry cannot fix (such as
+an invalid API key) stop the run.
 """
 
 import logging
@@ -23,10 +24,10 @@ from evert.bridge.tokens.renderer import prompt_renderer
 logger = logging.getLogger(__name__)
 
 FAILED = "judge/failed"
-"""Metric of each trajectory: 1.0 if the judge gave no ranking, else 0.0."""
+"""Metric of each trajectory: 1.0 if the judge returned no ranking, 0.0 otherwise."""
 
 JUDGE = "judge"
-"""The model's name in error messages."""
+"""What error messages call the model."""
 
 SYSTEM = (
     "You rank attempts at one task. You are given their transcripts: TOLD is what was shown to who "
@@ -47,7 +48,7 @@ _RANKING = re.compile(r"(?:[^:\d]*:)?[\s*`\[(]*(\d{1,9}(?:[\s,>;]+\d{1,9})*)[\s*
 
 @dataclass(frozen=True)
 class GroupJudge:
-    """A group reward given by a frozen model; made by ``judge_group``."""
+    """A group reward that is computed by a frozen model. Create it with ``judge_group``."""
 
     model: FrozenModel
     rubric: str | Callable[[object], str]
@@ -55,7 +56,7 @@ class GroupJudge:
     retries: int
 
     async def __call__(self, group: PlayedGroup) -> list[Outcome]:
-        """Return the rewards (see ``judge_group``); raise errors that a retry cannot fix."""
+        """Compute the rewards (see ``judge_group``). Raises errors that a retry cannot fix."""
         outcomes = [Outcome(self.weight / 2, {FAILED: 0.0}) for _ in group]
         for seat in dict.fromkeys(group.seats):
             transcripts = {
@@ -97,32 +98,32 @@ def judge_group(
     weight: float = 1.0,
     retries: int = 1,
 ) -> GroupJudge:
-    """Return a ``group_reward``: a frozen model ranks the episodes of each group.
+    """Create a ``group_reward`` in which a frozen model ranks the episodes of each group.
 
         judged = evert.judge_group(evert.RemoteModel("gpt-5.2"), "Prefer the shorter proof.")
         ChatAgentGroupBuilder(agent, task, group_size=8, group_reward=judged)
 
-    The best episode gets ``weight``, the worst 0, the others evenly spaced rewards in between.
-    Each seat is ranked separately. Episodes with the same transcript get the same reward. Without a
-    ranking, each episode gets half of ``weight``, and the metric ``judge/failed`` is 1.
+    The best episode gets ``weight``, the worst gets 0, and the rest are evenly spaced in between.
+    Each seat is ranked separately. Episodes with the same transcript get the same reward. If there
+    is no ranking, every episode gets half of ``weight``, and the metric ``judge/failed`` is 1.
 
     Args:
         model: A ``RemoteModel``, a ``TinkerModel``, or a policy: a ``MessageCompleter``, a
             ``TokenCompleter`` or a ``tinker.SamplingClient``, used with the agent's renderer.
-        rubric: The criteria as text, which may contain the answer, or a function from the task to
-            that text.
-        weight: Reward of the best episode.
-        retries: How often the judge is asked again if its reply has no ranking.
+        rubric: The criteria as text, which can include the correct answer, or a function that takes
+            the task and returns that text.
+        weight: Reward for the best episode.
+        retries: How often to ask the judge again if its reply contains no ranking.
 
     Raises:
         InvalidModelError: ``model`` is not a model.
     """
-    frozen_model(model, prompt_renderer(None))  # raises if it is not a model
+    frozen_model(model, prompt_renderer(None))  # fail early if it is not a model
     return GroupJudge(model, rubric, weight, retries)
 
 
 def read_ranking(reply: Reply, count: int) -> list[int] | None:
-    """Return the ranking in the last line, from 0, best first; None if it is missing or cut."""
+    """Parse the ranking in the last line (best first, 0-based). None if it is invalid."""
     lines = [line for line in reply.text.splitlines() if line.strip(" `")]
     match = _RANKING.fullmatch(lines[-1].strip()) if lines else None
     if match is None or reply.finish_reason == "length":
@@ -132,13 +133,13 @@ def read_ranking(reply: Reply, count: int) -> list[int] | None:
 
 
 async def _judge_reply(ask: FrozenAnswer, messages: list[dict[str, str]]) -> Reply | None:
-    """Return the judge's reply; None if the judge is unavailable or the prompt is too long."""
+    """Return the judge's reply, or None if it is unavailable or the prompt is too long."""
     try:
         return await ask(ChatRequest(JUDGE, messages))
     except openai.APIError as error:
         if not _may_pass(error):
             raise
-        logger.warning("The judge cannot answer: %.300s", error)
+        logger.warning("The judge did not answer: %.300s", error)
         return None
 
 
@@ -147,6 +148,6 @@ def _may_pass(error: openai.APIError) -> bool:
         is_busy = error.status_code in (408, 409, 429) or error.status_code >= 500
         return is_busy or error.code in ("context_length_exceeded", "model_timeout")
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, EvertError):  # evert blocked the connection
+    while cause is not None and not isinstance(cause, EvertError):  # blocked by evert itself
         cause = cause.__cause__ or cause.__context__
     return cause is None

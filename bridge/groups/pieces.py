@@ -1,10 +1,11 @@
-"""Pieces of trajectories: advantages by turn or token under the Cookbook's unchanged loop.
+"""Splits trajectories into pieces, to get per-turn or per-token advantages in the Cookbook's loop.
 
-The Cookbook gives all tokens of a trajectory the same advantage: the trajectory's total reward
-minus the group's mean. So a trajectory is split into pieces, one per distinct advantage. A piece's
-actions are the tokens with that advantage; earlier tokens are in its observations. Each piece gets
-the total reward from which the Cookbook computes its advantage; if needed, an extra piece without
-tokens corrects the mean. The cost is that each piece is a datum that repeats the prefix.
+The Cookbook gives all tokens of a trajectory the same advantage, which is the trajectory's total
+reward minus the group's mean. We therefore split a trajectory into pieces, one per distinct
+advantage. The actions of a piece are the tokens with that advantage, and all earlier tokens are
+part of its observations. The total reward of each piece is chosen so that the Cookbook computes the
+desired advantage from it. If needed, an extra piece without tokens corrects the group's mean. The
+downside is that each piece is a separate datum that repeats the prefix.
 """
 
 import itertools
@@ -30,11 +31,11 @@ def put_in_pieces(
     advantages: Advantages,
     gamma: float | None,
 ) -> tuple[list[Trajectory], list[tuple[float, Metrics]]]:
-    """Split the trajectories of groups, one group per seat.
+    """Split every trajectory in ``groups`` (one group per seat) into pieces.
 
-    Return the pieces, and the additional reward and metrics of each piece. The first piece of a
-    trajectory has the trajectory's metrics (``metrics[seat][G]``), total reward and number of
-    turns, so that the Cookbook's means of these values do not change.
+    Returns the pieces, and the additional reward and metrics of each piece. The first piece of a
+    trajectory gets the trajectory's metrics (``metrics[seat][G]``), total reward and number of
+    turns, so that the means logged by the Cookbook do not change.
     """
     centre = float(np.mean(np.concatenate([group.rewards for group in groups])))
     pieces, further, corrections = list[Trajectory](), list[tuple[float, Metrics]](), list[float]()
@@ -62,13 +63,13 @@ def put_in_pieces(
 def _pieces(
     trajectory: Trajectory, advantages: Sequence[Sequence[float]]
 ) -> Iterator[tuple[float, Trajectory]]:
-    """Yield each distinct advantage in a trajectory, with its piece, in order of appearance."""
+    """Yield the distinct advantages in a trajectory and their pieces, in order of appearance."""
     parts_by_advantage = dict[float, list[Transition]]()
     for turn, turn_advantages in zip(trajectory.transitions, advantages, strict=True):
         for advantage, part in _parts(turn, turn_advantages):
             parts_by_advantage.setdefault(advantage, []).append(part)
     for advantage, parts in parts_by_advantage.items():
-        # Without the stop reason: the Cookbook would clip the reward if a limit ended the episode.
+        # Omit the stop reason, or the Cookbook would clip the reward if a limit was reached.
         yield advantage, Trajectory(parts, trajectory.final_ob)
 
 

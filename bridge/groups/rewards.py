@@ -1,4 +1,4 @@
-"""Group rewards: functions that compare the episodes of a group."""
+"""Group rewards: functions that compare the episodes in a group."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -18,15 +18,16 @@ from evert.bridge.tokens.bases import default_renderer
 
 
 class PlayedGroup(list[Trajectory]):
-    """A list of a group's trajectories, each in the order of play, with more information.
+    """A group's trajectories, with turns in the order of play, and information about them.
 
     Failed episodes are left out.
 
     Attributes:
-        task: The group's task; ``NO_TASK`` if the agent takes none.
-        seats: The seat of each trajectory; None if the agent has no seats.
-        episodes: The episode number of each trajectory, from 0; an episode's seats share a number.
-        renderer: The policy's renderer; its tokenizer decodes the tokens.
+        task: The task of the group, or ``NO_TASK`` if the agent does not take a task.
+        seats: The seat of each trajectory (None if the agent has no seats).
+        episodes: The episode number of each trajectory, starting at 0. All seats in an episode have
+            the same number.
+        renderer: The policy's renderer. Use its tokenizer to decode tokens.
     """
 
     def __init__(self, trajectories: Iterable[Trajectory], task: object, envs: Sequence[Env]):
@@ -41,7 +42,7 @@ class PlayedGroup(list[Trajectory]):
 
     @cached_property
     def metrics(self) -> list[Metrics]:
-        """The metrics of each trajectory by name; a repeated name has its last value."""
+        """The metrics of each trajectory. If turns have the same metric, the last one wins."""
         return [
             {name: value for turn in trajectory.transitions for name, value in turn.metrics.items()}
             for trajectory in self
@@ -49,21 +50,21 @@ class PlayedGroup(list[Trajectory]):
 
     @cached_property
     def transcripts(self) -> list[str]:
-        """Each trajectory as text: the new part of each prompt, and the reply."""
+        """Each trajectory as text: for each turn, the new part of the prompt, then the reply."""
         return [transcript(trajectory, self.renderer.tokenizer) for trajectory in self]
 
 
 GroupReward: TypeAlias = Callable[
     [PlayedGroup], Sequence[float | Outcome] | Awaitable[Sequence[float | Outcome]]
 ]
-"""A function from a group to an additional reward, or an ``Outcome``, for each trajectory."""
+"""Takes a group and returns an additional reward or an ``Outcome`` for each trajectory."""
 
 
 async def further_rewards(group_reward: GroupReward, group: PlayedGroup) -> list[Outcome]:
-    """Call a group reward; return an ``Outcome`` with a finite reward for each trajectory.
+    """Call a group reward, and return an ``Outcome`` with a finite reward for each trajectory.
 
     Raises:
-        InvalidAgentError: The group reward did not return one reward for each trajectory.
+        InvalidAgentError: The group reward did not return one reward per trajectory.
         RewardError: A reward or metric is not a finite number.
     """
     name, count = agent_name(group_reward), len(group)
@@ -73,7 +74,7 @@ async def further_rewards(group_reward: GroupReward, group: PlayedGroup) -> list
     if not isinstance(returned, Iterable):
         raise InvalidAgentError(
             f"The group reward {name} returned {repr_of(returned)}; expected one reward for "
-            f"each of {count} trajectories, in order."
+            f"each of the {count} trajectories, in order."
         )
     rewards = list(returned)
     if len(rewards) != count:

@@ -1,4 +1,4 @@
-"""``load_tasks`` loads the tasks that a setting names; ``check_tasks`` checks a task sequence."""
+"""``load_tasks`` loads the tasks for a setting, and ``check_tasks`` validates a task sequence."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +13,8 @@ from evert.bridge.records.row_files import holds_records, names_file, read_rows
 def load_tasks(tasks: str | Sequence[Any]) -> Sequence[Any]:
     """Load tasks from a sequence, an import path 'package.module:name', a file or a folder.
 
-    Each row of a file is a task. In a folder of records, each distinct first request of a
-    conversation is a task: a dict of ``messages`` and ``tools``.
+    Every row of a file is a task. In a folder of records, the first request of every conversation
+    is a task (a dict with ``messages`` and ``tools``). Duplicates are removed.
 
     Raises:
         InvalidDatasetError: ``tasks`` is not a sequence, or a row cannot be read.
@@ -38,7 +38,7 @@ def _of_file(path: str) -> list[Any]:
 
 
 def _openings(path: str) -> Iterator[dict[str, Any]]:
-    from evert.bridge.records.record import read_records  # loads torch
+    from evert.bridge.records.record import read_records  # imports torch
 
     for record in read_records(path):
         for turn in record.last_turns():
@@ -47,7 +47,7 @@ def _openings(path: str) -> Iterator[dict[str, Any]]:
 
 
 def check_tasks(tasks: object, called: str = "tasks") -> None:
-    """Check that ``tasks`` is a sequence; error messages call it ``called``.
+    """Check that ``tasks`` is a sequence. ``called`` is its name in error messages.
 
     Raises:
         InvalidDatasetError: ``tasks`` is not a sequence.
@@ -56,5 +56,5 @@ def check_tasks(tasks: object, called: str = "tasks") -> None:
     if not is_sequence or isinstance(tasks, Mapping):
         raise InvalidDatasetError(
             f"{called} is a {type(tasks).__name__}; expected a sequence with a length and integer "
-            "indices. Make a list of it: TASKS = [...]."
+            "indices. Convert it to a list: TASKS = [...]."
         )

@@ -1,13 +1,13 @@
-"""Frozen models, which an agent may call by name in addition to the policy.
+"""Frozen models, which an agent can call by name in addition to the policy.
 
-In ``ChatAgentEnv(agent, models={"judge": ...})`` the model answers the agent's calls to "judge".
-Such calls are not transitions and are not trained on. A frozen model is one of
+With ``ChatAgentEnv(agent, models={"judge": ...})``, calls to the model "judge" are answered by the
+given model. These calls are not transitions and are not trained on. A frozen model can be
 
     a Cookbook ``MessageCompleter``
-    a Cookbook ``TokenCompleter`` or a ``tinker.SamplingClient``, with the Env's renderer
-    a ``TinkerModel``: weights by name, sampled by the engine in use, with their own renderer
-    a ``RemoteModel``: an endpoint with OpenAI's chat completions
-    a function, async or not, from the messages to the reply's text
+    a Cookbook ``TokenCompleter`` or a ``tinker.SamplingClient``, used with the Env's renderer
+    a ``TinkerModel``: weights, sampled with the current engine and the renderer for these weights
+    a ``RemoteModel``: an endpoint that serves OpenAI's chat completions API
+    a function (sync or async) that takes the messages and returns the text of the reply
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from evert.bridge.tokens.logprobs import unavailable, with_logprobs
 from evert.bridge.tokens.loop_budget import LongTextError, LongTexts
 from evert.bridge.tokens.renderer import PromptRenderer
 
-MODEL_TIMEOUT = 600.0  # default seconds in which a frozen model must reply
+MODEL_TIMEOUT = 600.0  # default timeout for frozen models, in seconds
 
 
 FrozenModel: TypeAlias = (
@@ -60,18 +60,18 @@ def frozen_models(
     renderer: PromptRenderer,
     timeout: float | None = MODEL_TIMEOUT,
 ) -> dict[str, FrozenAnswer]:
-    """Return the functions that answer the calls to each model, by name.
+    """Return a dict that maps each model name to the function that answers its calls.
 
-    A call fails with a 400 if it gets no reply within ``timeout`` seconds (None: no limit). A
-    ``RemoteModel`` has its own timeout.
+    A call fails with a 400 if there is no reply within ``timeout`` seconds (None for no limit).
+    This does not apply to ``RemoteModel``, which has a ``timeout`` attribute.
 
     Raises:
-        InvalidModelError: A name is the policy's, or a model is of an unsupported kind.
+        InvalidModelError: A model has the same name as the policy, or an unsupported type.
     """
     for name in policy:
         if name in models:
             raise InvalidModelError(
-                f"models={{{name!r}: ...}} has the policy's own name. Give the policy another name "
+                f"models={{{name!r}: ...}} uses the name of the policy. Rename the policy "
                 "(policy_names=...), or remove this model."
             )
     return {
@@ -87,16 +87,16 @@ def frozen_model(
     *,
     parameter: str = "model",
 ) -> FrozenAnswer:
-    """Return the function that answers the calls to a model; see ``frozen_models``.
+    """Return the function that answers calls to a model (see ``frozen_models``).
 
-    Error messages call the model ``parameter``.
+    ``parameter`` is the model's name in error messages.
     """
     seconds = model.timeout if isinstance(model, RemoteModel) else timeout
     return partial(_in_time, _answerer(parameter, model, renderer), seconds)
 
 
 async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatRequest) -> Reply:
-    """Return a model's reply, or raise at the timeout even if the model ignores cancellation."""
+    """Await a model's reply. The timeout works even if the model ignores cancellation."""
     task = asyncio.ensure_future(answer(request))
     task.add_done_callback(lambda future: future.cancelled() or future.exception())
     try:
@@ -105,8 +105,8 @@ async def _in_time(answer: FrozenAnswer, seconds: float | None, request: ChatReq
         task.cancel()
     if not completed:
         raise bad_request(
-            f"The model {request.model!r} gave no reply within {seconds:g} s. Check that it is "
-            "running; if it is slow, raise model_timeout (or the RemoteModel's timeout).",
+            f"The model {request.model!r} did not reply within {seconds:g} s. Check that it is "
+            "running. If it is slow, increase model_timeout (or the timeout of the RemoteModel).",
             param="model",
             code="model_timeout",
         )
@@ -130,8 +130,8 @@ def _answerer(parameter: str, model: FrozenModel, renderer: PromptRenderer) -> F
         return partial(_ask_for_message, partial(_call_player, model))
     raise InvalidModelError(
         f"{parameter} is {model!r:.200}; expected a MessageCompleter, a TokenCompleter, a "
-        "tinker.SamplingClient, an evert.TinkerModel, an evert.RemoteModel or a function from "
-        "messages to text."
+        "tinker.SamplingClient, an evert.TinkerModel, an evert.RemoteModel, or a function that "
+        "takes messages and returns text."
     )
 
 
@@ -150,7 +150,7 @@ async def _call_player(play: Callable[[list[Message]], Any], messages: list[Mess
         reply = await reply
     if not isinstance(reply, str):
         raise InvalidModelError(
-            f"A model's function returned {reply!r:.200}; expected the reply's text."
+            f"The function used as a model returned {reply!r:.200}; expected the text of the reply."
         )
     return Message(role="assistant", content=reply)
 
@@ -161,17 +161,19 @@ async def _ask_for_message(
     if request.tools:
         raise bad_request(
             f"The model {request.model!r} is a MessageCompleter, which does not support tools. "
-            "Declare a TokenCompleter, a TinkerModel or a RemoteModel instead.",
+            "Use a TokenCompleter, a TinkerModel or a RemoteModel instead.",
             param="tools",
         )
     check_no_prefill(request, "a MessageCompleter")
     if request.logprobs:
-        raise unavailable(f"the model {request.model!r} is a MessageCompleter, which returns none")
+        raise unavailable(
+            f"the model {request.model!r} is a MessageCompleter, which does not return them"
+        )
     messages = [read_message(m, index, {}) for index, m in enumerate(request.messages)]
     images = Images()
     try:
         messages = [images.check(message, 0) for message in messages]
-    except LongTextError:  # the messages have images
+    except LongTextError:  # the messages contain images
         messages = await off_loop(lambda: [*map(images.check, messages)])
     if request.format is not None and request.format.is_asked_for:
         messages.append(request.format.request())

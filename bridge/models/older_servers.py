@@ -1,12 +1,12 @@
 """Support for self-hosted Tinker servers that are older than the SDK.
 
-SkyRL's server 0.4.0 was made for SDK 0.25. Two things fail with SDK 0.38:
+SkyRL's server 0.4.0 was written for SDK 0.25. Two things do not work with SDK 0.38:
 
-    sampling        the SDK expects the ids of the sequences in the server's first answer
-    a saved state   the SDK creates a client and loads its weights in one request
+    sampling        the SDK expects the sequence ids in the server's first response
+    a saved state   the SDK creates a client and loads its weights in a single request
 
-``complete_client`` adds the ids, and loads weights in two requests if the server refuses one. It
-changes nothing for the hosted service or for a server that supports both.
+``complete_client`` adds the missing ids, and loads weights in two requests if the server rejects a
+single one. It has no effect on the hosted service or on servers that support both.
 """
 
 from typing import Any
@@ -15,15 +15,15 @@ from urllib.parse import urlsplit
 HOSTED = "thinkingmachines.dev"  # the domain of the hosted service
 
 LOAD = "_create_training_client_via_load_weights_submit"
-"""The SDK's method that creates a training client from a saved state."""
+"""The SDK method that creates a training client from a saved state."""
 
 _completed: set[str] = set()  # server URLs for which ``complete_client`` was called
 
 
 def complete_client(base_url: str | None) -> None:
-    """Make this process's SDK work with an older server. Repeated calls are harmless.
+    """Make the SDK in this process work with an older server. Can be called repeatedly.
 
-    Workers pass ``address_of(client)`` before they sample with another process's client.
+    Workers call this with ``address_of(client)`` before they use a client from another process.
     """
     if not base_url or is_hosted(base_url):
         return
@@ -44,7 +44,7 @@ def is_hosted(base_url: str) -> bool:
 
 
 def address_of(client: Any) -> str | None:
-    """Return the server URL of an SDK client; None for any other object."""
+    """Return the server URL of an SDK client, or None for any other object."""
     address: str | None = getattr(getattr(client, "holder", None), "_base_url", None)
     return address
 
@@ -53,7 +53,7 @@ def _complete_sampling(sampling_client: Any) -> None:
     ask = sampling_client._send_asample_request
 
     async def ask_and_complete(self: Any, request_id: int, num_samples: int, *args: Any) -> Any:
-        promise = await ask(self, request_id, num_samples, *args)  # None: the server is busy
+        promise = await ask(self, request_id, num_samples, *args)  # None if the server is busy
         if promise is None or promise.sample_sequence_ids is not None:
             return promise
         if address_of(self) not in _completed:
@@ -69,7 +69,7 @@ def _complete_loading(service_client: Any) -> None:
     from tinker.lib.public_interfaces.rest_client import RestClient
 
     load = getattr(service_client, LOAD, None)
-    if load is None:  # the embedded engine's class, in place of the SDK's
+    if load is None:  # the class was replaced by the embedded engine
         return
 
     def load_in_two(self: Any, path: str, optimizer: bool, *arguments: Any, **options: Any) -> Any:
@@ -79,7 +79,7 @@ def _complete_loading(service_client: Any) -> None:
         async def loaded() -> Any:
             try:
                 return await load(self, path, optimizer, *arguments, **options)
-            except UnprocessableEntityError:  # the server requires the base's name
+            except UnprocessableEntityError:  # the server requires the name of the base model
                 info = await RestClient(self.holder).get_weights_info_by_tinker_path(path)
             base, metadata = options.get("base_model"), options.get("user_metadata")
             client = await self.create_lora_training_client(

@@ -1,4 +1,4 @@
-"""``RemoteModel``: a frozen model behind an endpoint with OpenAI's chat completions."""
+"""``RemoteModel``: a frozen model behind an OpenAI-compatible endpoint."""
 
 import json
 import os
@@ -22,17 +22,19 @@ from evert.bridge.tokens.logprobs import unavailable
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """A frozen model behind an endpoint with OpenAI's chat completions.
+    """A frozen model behind an endpoint that serves OpenAI's chat completions API.
 
     Attributes:
-        model: The model's name at the endpoint.
-        base_url: The endpoint's URL, up to ``/v1``.
-        api_key_env: Environment variable with the key, which is read at each call and never stored.
-        timeout: Maximum seconds for a call, including retries.
-        temperature: Sampling temperature; None: the endpoint's default.
+        model: The name of the model at the endpoint.
+        base_url: The URL of the endpoint, up to ``/v1``.
+        api_key_env: Environment variable that contains the API key. It is read for every call, and
+            the key is never stored.
+        timeout: Maximum duration of a call in seconds, including retries.
+        temperature: Sampling temperature (default: the endpoint's default).
 
-    Supported fields of the agent's request are passed on. On a failure, evert's client raises the
-    SDK's error; other clients get the error's status, or else a 400 (``model_failed``).
+    Supported fields of the agent's request are passed on. If a call fails, evert's client raises
+    the SDK's error. Other clients get a response with the same status code. If there is no status
+    code, they get a 400 (``model_failed``).
     """
 
     model: str
@@ -43,14 +45,14 @@ class RemoteModel:
 
     @property
     def api_key(self) -> str:
-        """The current key; "none" if the variable is not set."""
+        """The current API key, or "none" if the variable is not set."""
         return os.environ.get(self.api_key_env) or "none"
 
     async def __call__(self, request: ChatRequest) -> Reply:
         """Return the endpoint's reply.
 
         Raises:
-            openai.OpenAIError: The request failed, or the response has no usable reply.
+            openai.OpenAIError: The request failed, or the response contains no usable reply.
         """
         import openai
 
@@ -65,7 +67,7 @@ class RemoteModel:
             **_format_fields(request.format),
         }
         messages: Any = [as_fields(m, index) for index, m in enumerate(request.messages)]
-        with left_alone():  # otherwise take-over could send this call to the policy
+        with left_alone():  # otherwise, take-over could redirect this call to the policy
             async with openai.AsyncOpenAI(
                 base_url=self.base_url,
                 api_key=self.api_key,
@@ -85,9 +87,9 @@ class RemoteModel:
         try:
             message = read_message(raw_message, 0, {})
         except openai.BadRequestError as error:
-            raise failed(request.model, f"returned an unreadable reply: {error}") from error
+            raise failed(request.model, f"returned an invalid reply: {error}") from error
         if request.tools and not message.get("tool_calls") and isinstance(message["content"], str):
-            HERMES_CALLS.read_into(message, request.tools)  # the server may have no parser
+            HERMES_CALLS.read_into(message, request.tools)  # the server may not parse tool calls
         reply = read_reply(
             message,
             truncated=choice.finish_reason == "length",
@@ -99,11 +101,11 @@ class RemoteModel:
 
 
 def check_no_prefill(request: ChatRequest, kind: str) -> None:
-    """Refuse a request with a prefill; ``kind`` says why the model cannot continue a reply."""
+    """Refuse a request with a prefill. ``kind`` describes the model in the message."""
     if request.prefill:
         raise bad_request(
             f"The model {request.model!r} is {kind}, which cannot continue a reply, but the last "
-            "message is the assistant's. End with a user message, or declare a TokenCompleter or "
+            "message has the role assistant. End with a user message, or use a TokenCompleter or "
             "a TinkerModel instead.",
             param="messages",
         )
@@ -111,7 +113,7 @@ def check_no_prefill(request: ChatRequest, kind: str) -> None:
 
 def _with_endpoint_logprobs(reply: Reply, choice: Choice) -> Reply:
     if choice.logprobs is None or choice.logprobs.content is None:
-        raise unavailable("this model's endpoint returned none")
+        raise unavailable("this model's endpoint did not return them")
     logprobs = (
         TokenLogprob(item.token, item.logprob, None if item.bytes is None else bytes(item.bytes))
         for item in choice.logprobs.content
@@ -121,7 +123,7 @@ def _with_endpoint_logprobs(reply: Reply, choice: Choice) -> Reply:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Return the shared TLS context: loading the certificates takes longer than a short call."""
+    """Return a shared TLS context, because loading certificates takes longer than a short call."""
     return ssl.create_default_context()
 
 

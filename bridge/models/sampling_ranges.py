@@ -1,4 +1,4 @@
-"""The valid values of sampling parameters, for all samplers."""
+"""The valid ranges of sampling parameters, shared by all samplers."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,20 +12,20 @@ def _is(kind: type, value: object) -> bool:
 
 RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda value: _is(Real, value) and 0 <= value < math.inf,
-                    "a finite number, 0 (greedy) or more"),
+                    "a finite number of at least 0 (greedy)"),
     "top_p": (lambda value: _is(Real, value) and 0 < value <= 1, "a number above 0 and at most 1"),
     "top_k": (lambda value: _is(Integral, value) and (value == -1 or 1 <= value < 2**63),
-              "a whole number of 1 or more, or -1 for no limit"),
+              "an integer of at least 1, or -1 for no limit"),
     "max_tokens": (lambda value: value is None or (_is(Integral, value) and 1 <= value < 2**31),
-                   "a whole number of 1 or more, or None"),
+                   "an integer of at least 1, or None"),
     "seed": (lambda value: value is None or (_is(Integral, value) and abs(value) < 2**63),
-             "a whole number of at most 63 bits, or None"),
+             "an integer of at most 63 bits, or None"),
 }  # fmt: skip
-"""Name of a parameter -> whether a value is valid, and a description of valid values."""
+"""Maps parameter names to a validity check and a description of the valid values."""
 
 
 def out_of_range(parameters: object) -> str | None:
-    """Return the first invalid attribute, as "top_p=2; expected ..."; None if all are valid."""
+    """Describe the first invalid attribute ("top_p=2; expected ..."), or None if all are valid."""
     for name, (fits, expected) in RANGES.items():
         if hasattr(parameters, name) and not fits(value := getattr(parameters, name)):
             return f"{name}={value!r}; expected {expected}"

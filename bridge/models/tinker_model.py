@@ -1,8 +1,8 @@
-"""``TinkerModel``: a frozen model, given by its weights and sampled by the engine in use.
+"""``TinkerModel``: a frozen model, defined by its weights and sampled with the engine in use.
 
-It is plain data, so it can be pickled and written to a configuration. At the first call, the
-current ``tinker.ServiceClient`` (the hosted service's or the embedded engine's) creates a sampling
-client, which all Envs of the process share. The default chat format is the base's.
+It is plain data, so it can be pickled and stored in a configuration. On the first call, the current
+``tinker.ServiceClient`` (of the hosted service or the embedded engine) creates a sampling client,
+which is shared by all Envs in the process. The chat format defaults to that of the base model.
 """
 
 import logging
@@ -30,21 +30,23 @@ MAX_TOKENS = 2048  # default cap on a frozen model's reply
 
 @dataclass(frozen=True)
 class TinkerModel:
-    """A frozen model that the engine in use samples: a base, or saved weights.
+    """A frozen model that is sampled with the engine in use: a base model or saved weights.
 
     Attributes:
-        base_model: Name of the base; None: the base of ``model_path``.
-        model_path: A ``tinker://`` path or, with the embedded engine, a checkpoint's folder. None:
-            the base's own weights.
-        renderer_name: Name of a Cookbook renderer; None: the base's default renderer.
+        base_model: Name of the base model (default: the base of ``model_path``).
+        model_path: A ``tinker://`` path or, with the embedded engine, a checkpoint folder (default:
+            the weights of the base model).
+        renderer_name: Name of a Cookbook renderer (default: the one for the base model).
         temperature: Sampling temperature; 0 is greedy.
-        max_tokens: Cap on a reply's tokens, which the request or the context may lower. None: 2048.
-        base_url: URL of your own service; None: the engine in use.
-        seed: Seed of an episode's first reply; each later reply adds 1. None: the engine chooses
-            the seeds.
+        max_tokens: Maximum tokens per reply (default: 2048). The request or the context length may
+            impose a lower limit.
+        base_url: URL of your own Tinker service (default: the engine in use).
+        seed: Seed for the first reply in an episode, which is incremented for each later reply. By
+            default, the engine chooses the seeds.
 
     Raises:
-        InvalidModelError: Both the base and the path are missing, or a number is out of range.
+        InvalidModelError: Both ``base_model`` and ``model_path`` are missing, or a number is out of
+            range.
     """
 
     base_model: str | None = None
@@ -58,20 +60,20 @@ class TinkerModel:
     def __post_init__(self) -> None:
         if not self.base_model and not self.model_path:
             raise InvalidModelError(
-                "A TinkerModel got neither base_model nor model_path; expected the name of a base "
-                "(TinkerModel('Qwen/Qwen3-8B')), or model_path='tinker://...'."
+                "TinkerModel got neither base_model nor model_path; expected the name of a base "
+                "model (TinkerModel('Qwen/Qwen3-8B')) or model_path='tinker://...'."
             )
         if (fault := out_of_range(self)) is not None:
-            raise InvalidModelError(f"A TinkerModel got {fault}.")
+            raise InvalidModelError(f"TinkerModel got {fault}.")
 
 
 @dataclass(frozen=True)
 class OpenWeights:
-    """Weights that are ready to be sampled."""
+    """Weights that are ready for sampling."""
 
     client: tinker.SamplingClient
     renderer: PromptRenderer
-    context_length: int | None  # tokens of prompt and reply together; None: unknown
+    context_length: int | None  # maximum tokens of prompt and reply together; None if unknown
 
 
 async def sample_weights(
@@ -83,10 +85,10 @@ async def sample_weights(
     *,
     max_tokens: int | None = None,
 ) -> TokensWithLogprobs:
-    """Sample a model's reply; ``number`` is the call's index in the episode.
+    """Sample a reply. ``number`` is the index of the call in the episode.
 
     Raises:
-        openai.BadRequestError: The context has no room left (``context_length_exceeded``).
+        openai.BadRequestError: There is no room left in the context (``context_length_exceeded``).
     """
     model_limit = model.max_tokens or MAX_TOKENS
     limit = model_limit if max_tokens is None else min(model_limit, max_tokens)
@@ -102,10 +104,10 @@ async def sample_weights(
 
 
 def reply_cap(prompt_length: int, context: int | None, limit: int) -> int:
-    """Return a reply's maximum tokens: ``limit``, or less if the context has less room left.
+    """Return the maximum length of a reply: ``limit``, or less if the context has less room.
 
     Raises:
-        openai.BadRequestError: The context has no room left (``context_length_exceeded``).
+        openai.BadRequestError: There is no room left in the context (``context_length_exceeded``).
     """
     if context is None:
         return limit
@@ -122,7 +124,7 @@ _open: "WeakKeyDictionary[type, dict[tuple[str | None, ...], Future[OpenWeights]
 
 
 async def open_weights(model: TinkerModel) -> OpenWeights:
-    """Return a model's weights, opened once per process and engine."""
+    """Open a model's weights (once per process and engine)."""
     key = _key(model)
     with _lock:
         futures = _open.setdefault(tinker.ServiceClient, {})
@@ -130,18 +132,19 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
         if opening is None or (opening.done() and opening.exception() is not None):
             opening = Future()
             name, work = "evert-open-weights", (opening, model)
-            # Opening may load files or query a service, and may take longer than its first caller.
+            # Opening loads files or queries a service, so it may outlive its first caller.
             threading.Thread(target=_open_into, args=work, name=name, daemon=True).start()
             futures[key] = opening
-    return await shield(wrap_future(opening))  # other callers may await it too
+    return await shield(wrap_future(opening))  # other callers may be waiting for it as well
 
 
 def register_client(
     model: TinkerModel, client: tinker.SamplingClient, context_length: int | None
 ) -> None:
-    """From now on, sample a model with this client, which comes from another process.
+    """Use a client that was created by another process for all further samples of the model.
 
-    A worker may outlive an engine, and the client of a closed engine cannot sample.
+    This replaces any earlier client. A worker may outlive an engine, and the client of a closed
+    engine no longer works.
     """
     future: Future[OpenWeights] = Future()
     with _lock:
@@ -181,18 +184,21 @@ def _load(model: TinkerModel) -> OpenWeights:
 
 
 def context_length_of(service: tinker.ServiceClient, base_model: str) -> int | None:
-    """Return a model's context length in tokens from its service; None if it is unknown."""
+    """Ask a service for the context length of a model, in tokens. Returns None if unknown."""
     try:
         supported = service.get_server_capabilities().supported_models
     except tinker.TinkerError as error:
-        logger.warning("The service does not report context lengths: %s", error)
+        logger.warning("Could not get context lengths from the service: %s", error)
         return None
     lengths = {model.model_name: model.max_context_length for model in supported}
     return lengths.get(base_model)
 
 
 def context_length_here(base_model: str) -> int | None:
-    """Return a model's context length, at no cost, from the embedded engine; else None."""
+    """Return a model's context length if the embedded engine is in use, or None.
+
+    Unlike with a remote service, this does not need a request.
+    """
     if not hasattr(tinker.ServiceClient, "engine"):
         return None
     return context_length_of(tinker.ServiceClient(), base_model)

@@ -2,17 +2,17 @@
 
 In reading order:
 
-    rows.py         turns a rollout into a row
+    rows.py         converts a rollout to a row
     recorder.py     ``Recorder``: writes rows to files
     schema.py       checks rows against their schema
-    checks.py       describes a wrong field
-    traces.py       reads other programs' traces as rows
+    checks.py       describes invalid fields
+    traces.py       reads traces from other programs as rows
     trace_models.py the fields of those traces
-    files.py        finds the files of recorded rollouts
+    files.py        finds the files that contain recorded rollouts
     record.py       ``RolloutRecord``: one rollout; ``read_records``: all rollouts of a run
-    chats.py        a recorded conversation in the format of chat trainers
-    replay.py       ``ReplayPolicy``: a record in place of a model; ``replay``: checks an agent
+    chats.py        exports recorded conversations in the format of chat trainers
+    replay.py       ``ReplayPolicy``: plays back a record; ``replay``: tests an agent with it
     explain.py      prints a rollout in the terminal
-    sequences.py    a trajectory as token sequences, or as text
-    row_files.py    reads demonstrations and tasks from files of other programs
+    sequences.py    converts trajectories to token sequences or text
+    row_files.py    reads demonstrations and tasks from files by other programs
 """

@@ -1,14 +1,15 @@
-"""``chat``: a recorded conversation in the format of chat trainers, ``{"messages", "tools"}``.
+"""``chat`` exports a recorded conversation for chat trainers, as ``{"messages", "tools"}``.
 
-A trainer renders the conversation again and must get the recorded prompt and the sampled reply. If
-the run used the model's chat template, the trainer (TRL's SFTTrainer) applies that template, so
-tools are a separate field. If the run used another renderer, the trainer (the Cookbook's chat_sl)
-uses that renderer without tools, so the messages show the tools as the renderer writes them.
+When a trainer renders the conversation again, the result must be the recorded prompt and the
+sampled reply. If the run used the model's chat template, the trainer (TRL's SFTTrainer) applies the
+same template, so the tools go into a separate field. If the run used a different renderer, the
+trainer (the Cookbook's chat_sl) uses that renderer without tools, so the messages contain the tools
+as written by the renderer.
 
-Replies are written with their fields (thoughts, tool calls), or as the sampled text. When a rollout
-is recorded, ``note_forms`` renders both forms and notes the one that reproduces the sampled tokens.
-Neither form does if the tokenizer encodes a reply's text differently from the sampled tokens, or if
-a text spells a control token.
+Replies are exported either with fields (thoughts, tool calls) or as the sampled text. When a
+rollout is recorded, ``note_forms`` renders both forms and stores which one reproduces the sampled
+tokens. Sometimes neither does, because the tokenizer encodes the text of a reply differently from
+how it was sampled, or because some text spells a control token.
 """
 
 import json
@@ -27,11 +28,11 @@ from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.template_variables import template_of
 
 FORM, FIELDS, TEXT = "form", "fields", "text"
-"""A field of a recorded call, and its values; null if neither reproduces the sampled tokens."""
+"""A field of recorded calls and its values. It is null if neither form reproduces the tokens."""
 
 
 def form_of(record: RolloutRecord, turn: int) -> str:
-    """Return the form that is noted for a conversation; ``TEXT`` if none is noted.
+    """Return the form stored for a conversation (default: ``TEXT``).
 
     Raises:
         RecordError: The messages were not kept, or neither form reproduces the sampled tokens.
@@ -39,15 +40,16 @@ def form_of(record: RolloutRecord, turn: int) -> str:
     form: str | None = record.call(turn).get(FORM, TEXT)
     if form is None:
         raise RecordError(
-            f"The conversation of turn {turn} cannot be written so that a trainer renders it to "
-            "the sampled tokens: either the renderer encodes a reply as different tokens, or it "
-            "does not accept a message's calls or parts. Use format=atif, which has the tokens."
+            f"The conversation that ends with turn {turn} cannot be exported, because a trainer "
+            "would not render it to the sampled tokens. Either the renderer encodes a reply as "
+            "different tokens, or it does not accept the calls or parts in a message. Use "
+            "format=atif, which includes the tokens."
         )
     return form
 
 
 def chat(record: RolloutRecord, turn: int, form: str) -> Row:
-    """Return the conversation that ends with a turn's reply, with replies written in ``form``.
+    """Return the conversation that ends with a turn's reply, with replies in the given ``form``.
 
     Raises:
         RecordError: The messages were not kept, or contain more than text.
@@ -66,7 +68,7 @@ def chat(record: RolloutRecord, turn: int, form: str) -> Row:
     tools = record.tools(turn)
     if is_shown:
         row["tools"] = [{"type": "function", "function": tool} for tool in read_tools(tools)]
-    elif tools and "trace" in record.row:  # no renderer has put them into a message
+    elif tools and "trace" in record.row:  # in traces, the messages do not contain the tools
         row["tools"] = tools
     return row
 
@@ -80,30 +82,30 @@ def _message(message: Mapping[str, Any], names: Mapping[str, str]) -> Row:
             {"type": "function", "id": call["id"], "function": {**call["function"], **arguments}}
             for call in calls
             for arguments in [{"arguments": json.loads(call["function"]["arguments"])}]
-        ]  # chat templates take arguments as objects
+        ]  # chat templates expect arguments as objects
     if message["role"] == "tool" and (called := message.get("tool_call_id")):
         fields |= {"tool_call_id": called, "name": message.get("name") or names.get(called, "")}
     return fields
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return a message's text without its thinking; raise a RecordError for any other part."""
+    """Return a message's text without thinking. Raises RecordError for any other content."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
     if any(part.get("type") not in ("text", "thinking") for part in parts):
         raise RecordError(
-            f"A conversation has a message of the {message['role']} with more than text: "
-            f"{message!s:.200}."
+            f"A conversation has a message with role {message['role']} that contains more than "
+            f"text: {message!s:.200}."
         )
     return "".join(str(part.get("text", "")) for part in parts)
 
 
 def note_forms(row: Row, renderer: Renderer) -> None:
-    """Note in a row, for each conversation, which form reproduces the sampled tokens."""
+    """Store in a row which form reproduces the sampled tokens of each conversation."""
     try:
         record = RolloutRecord(row)
     except RecordError:
-        return  # the row is written unchanged, and reading it raises the error
+        return  # write the row unchanged; the error is raised when it is read
     for turn in record.last_turns():
         if call := row["steps"][turn].get("call"):
             forms = (form for form in (FIELDS, TEXT) if _is_same(record, turn, form, renderer))
@@ -116,7 +118,7 @@ def _is_same(record: RolloutRecord, turn: int, form: str, renderer: Renderer) ->
         row = chat(record, turn, form)
         with prompts.lock:
             tokens = _tokens(row, renderer)
-    except Exception:  # renderers and templates may raise anything
+    except Exception:  # renderers and templates can raise anything
         return False
     sampled = [token for token in record.action(turn).tokens if token not in prompts.end_tokens]
     reply = prompts.decode(tokens[len(prompt) :])
@@ -124,9 +126,9 @@ def _is_same(record: RolloutRecord, turn: int, form: str, renderer: Renderer) ->
 
 
 def _tokens(row: Row, renderer: Renderer) -> list[int]:
-    """Render a conversation to tokens as a trainer does."""
+    """Render a conversation to tokens like a trainer would."""
     messages = row["messages"]
-    if not isinstance(renderer, TemplateRenderer):  # the tokens do not depend on the weights
+    if not isinstance(renderer, TemplateRenderer):  # TrainOnWhat only affects the loss weights
         model_input, _ = renderer.build_supervised_example(messages, TrainOnWhat.ALL_MESSAGES)
         return model_input.to_ints()
     text: Any

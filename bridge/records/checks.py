@@ -1,4 +1,4 @@
-"""``wrong_field``: says which field of a value a pydantic model rejects, and why."""
+"""``wrong_field`` describes which field was rejected by a pydantic model, and why."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from evert.bridge.errors import repr_of
 
 
 def wrong_field(value: Any, error: ValidationError) -> str:
-    """Describe the first wrong field: its path, its value, and what was expected."""
+    """Describe the first invalid field with its path, its value and what was expected."""
     errors = error.errors(include_url=False, include_context=False)
-    # In a union, the useful error is that of the member whose type fits.
+    # For a union, the useful error is the one for the member with the matching type.
     first = next((detail for detail in errors if not detail["type"].endswith("_type")), errors[0])
     place = _place(value, first["loc"])
     if first["type"] == "missing":
@@ -19,7 +19,7 @@ def wrong_field(value: Any, error: ValidationError) -> str:
 
 
 def _place(value: Any, location: tuple[int | str, ...]) -> str:
-    """Return a field's path without the names of union members that pydantic adds."""
+    """Return the path of a field without the names of union members, which pydantic adds."""
     place = ""
     for key in location:
         if isinstance(value, list) and isinstance(key, int):

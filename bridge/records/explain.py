@@ -1,4 +1,4 @@
-"""``explain`` prints a rollout: for each turn its caller, new tokens, action and reward."""
+"""``explain`` prints a rollout, with the caller, new tokens, action and reward of each turn."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -17,11 +17,11 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 _OURS = (CALLER, LINEAGE, DRIFT, DRIFT_AT)
 _SUMMED = (DRIFT, "handoffs", "tools/")
-"""Prefixes of the metrics that the summary shows."""
+"""Prefixes of the metrics shown in the summary."""
 
 _SEEN = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
 _SEEN |= {0x7F: 0x2421} | dict.fromkeys([*range(0x80, 0xA0), *range(0xD800, 0xE000)], 0xFFFD)
-"""Maps control characters and lone surrogates to Unicode's pictures of them, or U+FFFD."""
+"""Maps control characters and lone surrogates to Unicode control pictures or U+FFFD."""
 
 
 def explain(
@@ -30,24 +30,24 @@ def explain(
     """Print a rollout, turn by turn.
 
     Args:
-        trajectory: A trajectory from ``do_single_rollout`` or a group.
-        renderer: The Env's renderer, used only to decode; None for the default renderer.
-        console: Where to print; None: standard output (coloured on a terminal, else unwrapped).
+        trajectory: A trajectory from ``do_single_rollout`` or from a group.
+        renderer: The Env's renderer, which is used for decoding (default: the default renderer).
+        console: Where to print (default: stdout, in colour on a terminal and unwrapped elsewhere).
 
-    Every turn shows the task or thread that made the call, the lineage that the turn continues, the
-    new part of the prompt, the action, and the reward. The first turn of a lineage shows which turn
-    it branched off from, and why.
+    For every turn, this shows the task or thread that made the call, the lineage, the new part of
+    the prompt, the action and the reward. The first turn of a lineage also shows which turn it
+    branched off from, and why.
     """
     out = console or Console(highlight=False)
-    if console is None:  # a pipe or a file has no width to wrap at
+    if console is None:  # don't wrap lines when writing to a pipe or a file
         out.soft_wrap = not (out.is_terminal or out.is_jupyter)
     decoder = prompt_renderer(renderer)
     histories: list[FlatPrompt] = []
-    cause = where = ""  # of the drift before this prompt, from the previous turn's logs
+    cause = where = ""  # describe the drift before this prompt
     for number, transition in enumerate(trajectory.transitions):
         prompt = flatten(transition.ob.chunks)
         length, turn = 0, None
-        for index in reversed(range(len(histories))):  # prefer the latest of equally long prefixes
+        for index in reversed(range(len(histories))):  # if equally long, prefer the latest
             history = histories[index]
             if len(history) > length and (common := shared(prompt, history)) > length:
                 length, turn = common, index
@@ -66,13 +66,13 @@ def explain(
 
 
 def harmless(text: Text) -> Text:
-    """Make control characters visible, so that no text can control the terminal."""
+    """Make control characters visible, so that text cannot control the terminal."""
     text.plain = text.plain.translate(_SEEN)
     return text
 
 
 def calling(transition: Transition, length: int) -> Text:
-    """Show a turn's caller, and how many tokens the prompt (``length``) and the reply have."""
+    """Show who made the call, and how many tokens the prompt (``length``) and the reply have."""
     text = Text()
     for key, what in ((CALLER, "called by"), (LINEAGE, "lineage")):
         if (value := transition.logs.get(key)) is not None:
@@ -85,14 +85,14 @@ def _source(turn: int | None, length: int, is_whole: bool, why: str, where: str)
     if is_whole:
         text = Text(f"  continues turn {turn}{why}", style="dim")
     else:
-        text = Text(f"  begins a new sequence{why}", style="yellow" if why else "dim")
+        text = Text(f"  starts a new sequence{why}", style="yellow" if why else "dim")
         if turn is not None:
-            text.append(f"; its first {length} tokens are those of turn {turn}")
+            text.append(f"; the first {length} tokens are the same as in turn {turn}")
     return text.append(f"\n    {where}") if where else text
 
 
 def block(name: str, text: str, style: str) -> Text:
-    """Format a text with its name in the left margin."""
+    """Format a text block with its name in the left margin."""
     lines = Text()
     for index, line in enumerate(text.splitlines() or [""]):
         lines.append(f"  {name if index == 0 else '':<8}| ", style="dim")
@@ -110,7 +110,7 @@ def _decoded(tokens: Sequence[Any], decoder: PromptRenderer) -> str:
 
 
 def earned(transition: Transition) -> Text:
-    """Show a turn's reward, metrics and logs."""
+    """Show the reward, metrics and logs of a turn."""
     text = Text(f"  reward {transition.reward:g}", style="bold" if transition.reward else "dim")
     notes = [
         f"  {name}={value:g}"

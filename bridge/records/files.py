@@ -1,21 +1,21 @@
-"""Finds the files of recorded rollouts without importing torch."""
+"""Finds the files that contain recorded rollouts, without importing torch."""
 
 from pathlib import Path
 
 from evert.bridge.errors import RecordError
 
 ROLLOUTS = "rollouts"
-"""Name of the folder (or, with ``.jsonl``, the file) of a run's or an evaluation's rollouts."""
+"""Name of the folder with the rollouts of a run or an evaluation (``.jsonl`` if it is a file)."""
 
 TRACES = "[0-9]" * 6 + ".json"
-"""Pattern for the files that ``evert export format=atif`` writes, one per trace."""
+"""Pattern for the files written by ``evert export format=atif``, one per trace."""
 
 
 def record_files(path: str | Path) -> list[Path]:
-    """Return the files with the rollouts of a run, an evaluation, a folder or a file.
+    """Return the rollout files at a path, which is a file or a folder (such as that of a run).
 
     Raises:
-        RecordError: No file has rollouts.
+        RecordError: There are no rollouts.
     """
     path = Path(path).expanduser()
     files = [path] if path.is_file() else []
@@ -26,13 +26,13 @@ def record_files(path: str | Path) -> list[Path]:
     files = files or sorted(path.glob(TRACES))
     if not path.exists():
         raise RecordError(
-            f"There is no folder or file {path}. Name the folder of a run or of an evaluation, "
-            "such as runs/NAME, or a file that a Recorder wrote."
+            f"There is no folder or file {path}. Pass the folder of a run or an evaluation, such "
+            "as runs/NAME, or a file written by a Recorder."
         )
     if not files:
         raise RecordError(
-            f"{path} holds no rollouts. Name the folder of a run or of an evaluation that was made "
-            "with record=True, a file that a Recorder wrote, or a trace (ATIF, TrainingTrace). "
-            "Episodes whose agent failed are not recorded."
+            f"{path} contains no rollouts. Pass the folder of a run or an evaluation that was "
+            "started with record=True, a file written by a Recorder, or a trace (ATIF, "
+            "TrainingTrace). Note that episodes are not recorded if the agent fails."
         )
     return files

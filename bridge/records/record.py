@@ -1,4 +1,4 @@
-"""``RolloutRecord``: a recorded rollout. ``read_records``: all rollouts of a run."""
+"""``RolloutRecord`` is a recorded rollout. ``read_records`` reads all rollouts of a run."""
 
 import json
 import logging
@@ -30,28 +30,30 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutRecord:
-    """One recorded rollout: its prompts and actions as tokens, and its conversations.
+    """A recorded rollout, with its prompts and actions as tokens, and its conversations.
 
     Args:
-        row: The row of the file; also an attribute. ``docs/records.md`` lists its fields.
+        row: A row of a rollout file, also available as an attribute. ``docs/records.md`` lists its
+            fields.
 
     Attributes:
-        has_tokens: Whether token ids were recorded; another program's trace may have only text.
+        has_tokens: Whether token ids were recorded. Traces by other programs may only contain text.
 
     Raises:
-        RecordError: The row does not have this version's schema, or a field is wrong.
+        RecordError: The row has a different schema version, or a field is invalid.
     """
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         schema = row.get("evert_schema")
         if schema != SCHEMA:
             raise RecordError(
-                f"A record has evert_schema={schema!r}; this version of evert reads {SCHEMA}. Read "
-                "it with the version that wrote it (see its field versions), or record again."
+                f"A record has evert_schema={schema!r}, but this version of evert reads {SCHEMA}. "
+                "Read it with the version that wrote it (see its versions field), or record the "
+                "run again."
                 if schema is not None
-                else f"A line is not an evert rollout: it has no evert_schema, only {[*row]}. "
-                "Name a run or an evaluation that was made with record=True. (The Cookbook's own "
-                "summaries of rollouts have neither tokens nor messages.)"
+                else "A line is not an evert rollout because it has no evert_schema, only "
+                f"{[*row]}. Pass a run or an evaluation that was started with record=True. (The "
+                "rollout summaries written by the Cookbook contain neither tokens nor messages.)"
             )
         check_row(row)
         self.row = row
@@ -62,8 +64,8 @@ class RolloutRecord:
 
     @property
     def turns(self) -> int:
-        """The number of actions; 0 for an episode without a model call."""
-        steps = self.row["steps"]  # if there is no call, the runner adds an empty step
+        """The number of actions (0 if the agent did not call the model)."""
+        steps = self.row["steps"]  # the runner adds an empty step if there are no calls
         is_played = len(steps) > 1 or any(
             step["ac_len"] or step["ob_len"] or "call" in step for step in steps
         )
@@ -71,25 +73,25 @@ class RolloutRecord:
 
     @property
     def reward(self) -> float:
-        """The total reward, including the group's."""
+        """The total reward, including the group reward."""
         return float(self.row["total_reward"])
 
     @property
     def task(self) -> Any:
-        """The task, or ``NO_TASK``; raises a RecordError if the task was not recorded."""
+        """The task, or ``NO_TASK``. Raises RecordError if the task was not recorded."""
         with suppress(KeyError, ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             return literal_eval(self.row["task_literal"])
         if "task_repr" in self.row:
             raise RecordError(
                 f"The task of this record is {self.row['task_repr']}, which cannot be restored. "
-                "Pass it to replay or BranchEnv (task=...); a reward function may look at "
-                "record.row['task_repr']."
+                "Pass the task to replay or BranchEnv (task=...); a reward function can use "
+                "record.row['task_repr'] instead."
             )
         return self.row.get("task", NO_TASK)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics, each summed over all turns."""
+        """The metrics, summed over all turns."""
         total = Counter[str]()
         for step in self.row["steps"]:
             total.update(step["metrics"])
@@ -97,14 +99,14 @@ class RolloutRecord:
 
     @property
     def text(self) -> str:
-        """The text of the last action; "" if there is no action."""
+        """The text of the last action, or "" if there are no actions."""
         return str(self.row["steps"][-1]["text"]) if self.turns else ""
 
     @cached_property
     def prompts(self) -> list[FlatPrompt]:
-        """The tokens of each turn's prompt, in which an image is one chunk.
+        """The prompt tokens of each turn. An image is a single chunk.
 
-        Raises a RecordError, as ``action`` does, if they were not recorded (``has_tokens``).
+        Like ``action``, this raises a RecordError if tokens were not recorded (``has_tokens``).
         """
         _check_tokens(self.row)
         prompts: list[FlatPrompt] = []
@@ -115,14 +117,14 @@ class RolloutRecord:
         return prompts
 
     def action(self, turn: int) -> TokensWithLogprobs:
-        """Return a turn's action."""
+        """Return the action of a turn."""
         _check_tokens(self.row)
         step = self.row["steps"][turn]
         tokens, logprobs = [*step["tokens"]], step["logprobs"]
         return keep_logprobs(TokensWithLogprobs(tokens, logprobs, step["stop_reason"]))
 
     def trajectory(self) -> Trajectory:
-        """Return the trajectory as played, without the group's ``row["final_reward"]``."""
+        """Return the trajectory as played, without the group reward (``row["final_reward"]``)."""
         transitions = [
             Transition(
                 ob=tinker.ModelInput(chunks=chunks_of(prompt)),
@@ -137,11 +139,11 @@ class RolloutRecord:
         return Trajectory(transitions, tinker.ModelInput.empty(), self.row["stop_reason"])
 
     def is_given_up(self, turn: int) -> bool:
-        """Return whether the agent gave up a turn's call and never read the reply."""
+        """Return whether the agent gave up on a turn's call and never read the reply."""
         return GIVEN_UP in self.row["steps"][turn]["metrics"]
 
     def asked(self, turn: int) -> list[Row]:
-        """Return the messages of a turn's call; raise a RecordError if they were not kept."""
+        """Return the messages in a turn's request. Raises RecordError if they were not kept."""
         messages = list[Row]()
         for call in map(self.call, self.path(turn)):
             if "again" not in call:
@@ -150,15 +152,16 @@ class RolloutRecord:
         return messages
 
     def messages(self, turn: int = -1) -> list[Row]:
-        """Return the conversation up to a turn's reply; raise a RecordError if it was not kept."""
+        """Return the conversation up to a turn's reply. Raises RecordError if it was not kept."""
         turn = range(self.turns)[turn]
         return [*self.asked(turn), self._reply(turn)]
 
     def sampled_messages(self, turn: int, *, parsed: bool = False) -> list[Row]:
-        """Return the model's conversation up to a turn's reply, as it was in the prompt.
+        """Return the conversation up to a turn's reply as the model saw it in the prompt.
 
-        It includes the tools as shown, instructions on a reply's format, and retried replies.
-        Replies have their thinking and markup or, if ``parsed``, the fields that the agent got.
+        This includes the description of the tools, instructions about the reply format, and replies
+        that were retried. Replies contain thinking and markup or, if ``parsed`` is set, the fields
+        that the agent received.
         """
         messages, path = list[Row](), self.path(turn)
         for place in path:
@@ -173,7 +176,7 @@ class RolloutRecord:
         return [*prefix, *messages[has_system and isinstance(messages[0].get("content"), str) :]]
 
     def path(self, turn: int) -> list[int]:
-        """Return the turns of a conversation up to ``turn``, including retried turns."""
+        """Return the turns of the conversation that ends with ``turn``, including retried turns."""
         turns, call = [turn], self.call(turn)
         while (before := call.get("again", call["after"])) is not None:
             turns.insert(0, before)
@@ -181,29 +184,29 @@ class RolloutRecord:
         return turns
 
     def tools(self, turn: int) -> list[Row]:
-        """Return the tools of a turn's call; [] if there are none."""
+        """Return the tools in a turn's request ([] if there are none)."""
         tools: list[Row] = self.call(self.path(turn)[0]).get("tools", [])
         return tools
 
     def last_turns(self) -> list[int]:
-        """Return the last turn of each conversation: no other turn continues its reply.
+        """Return the last turn of each conversation: the turns that no other turn continues.
 
-        Calls that the agent gave up are left out.
+        Calls that the agent gave up on are left out.
         """
         steps = self.row["steps"][: self.turns]
-        # The turn that ended the episode also ended a conversation.
+        # The turn that ended the episode is also the end of a conversation.
         ends = [turn for turn, step in enumerate(steps) if step.get("reply") or step is steps[-1]]
         turns = [turn for turn in ends if not self.is_given_up(turn)]
         gone_on = {steps[turn].get("call", {}).get("after") for turn in turns}
         return [turn for turn in turns if turn not in gone_on]
 
     def call(self, turn: int) -> Row:
-        """Return a turn's call; raise a RecordError if its messages were not kept."""
+        """Return the call of a turn. Raises RecordError if its messages were not kept."""
         call: Row | None = self.row["steps"][turn].get("call")
         if call is None:
             raise RecordError(
-                f"Turn {turn} of this record has no messages, because they were not kept. Call "
-                "recorder.watch(env) before the Env is played."
+                f"Turn {turn} of this record has no messages because they were not recorded. Call "
+                "recorder.watch(env) before you play the Env."
             )
         return call
 
@@ -218,7 +221,7 @@ def _check_tokens(row: Mapping[str, Any]) -> None:
     if not has_tokens(row):
         raise RecordError(
             f"The record was read from a trace ({row['trace'].get('format')}) without token ids. "
-            "It can be viewed, rescored and exported as texts (format=sft)."
+            "It can only be viewed, rescored and exported as text (format=sft)."
         )
 
 
@@ -229,22 +232,22 @@ def _element(token: Any) -> Any:
 def read_records(
     path: str | Path, read: Callable[[int], object] = lambda size: None
 ) -> Iterator[RolloutRecord]:
-    """Read recorded rollouts or other programs' traces, one at a time.
+    """Iterate over recorded rollouts, or over traces from other programs.
 
-    Traces are OpenEnv's ``TrainingTrace`` and Harbor's ATIF, one per line (``.jsonl``) or per file
-    (``.json``). ``row["trace"]`` says what they lack. Lines that a killed process cut off are
-    skipped with a warning.
+    Supported traces are OpenEnv's ``TrainingTrace`` and Harbor's ATIF, one per line (``.jsonl``) or
+    one per file (``.json``). ``row["trace"]`` describes what a trace does not contain. Lines that
+    were cut off when a process was killed are skipped with a warning.
 
     Args:
         path: A file, or the folder of a run, an evaluation or exported trajectories.
         read: Called with the size of each line in bytes, to show progress.
 
     Yields:
-        One record per rollout. An iteration's groups are in the order in which they ended.
+        One record per rollout. Within an iteration, groups are in the order in which they finished.
 
     Raises:
-        RecordError: No file has rollouts; or a line is damaged or has a different schema, and the
-            message names the line.
+        RecordError: There are no rollouts, or a line is damaged or has a different schema version.
+            In the latter cases, the message names the line.
     """
     for file in record_files(path):
         broken = 0
@@ -257,40 +260,42 @@ def read_records(
                     for rollout in [] if row is None else rows_of(row):
                         yield RolloutRecord(rollout)
                     if row is None and is_trace_file(file):
-                        raise RecordError("The file is empty or cut off; expected a trace.")
+                        raise RecordError("The file is empty or truncated; expected a trace.")
                 except RecordError as error:
                     raise RecordError(f"{place}: {error}") from None
                 broken += row is None and bool(line.strip())
         if broken:
-            logger.warning("%s: %d lines are skipped; a killed process cut them off.", file, broken)
+            logger.warning(
+                "%s: skipped %d truncated lines, written by a killed process.", file, broken
+            )
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Yield a file's lines; a file with one trace counts as one line."""
+    """Yield the lines of a file, or its whole content if it is a single trace."""
     if not is_trace_file(path):
         yield from file
         return
     content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
-        raise RecordError(f"{path} has more than {LARGEST:,} bytes; expected a trace.")
+        raise RecordError(f"{path} is larger than {LARGEST:,} bytes; expected a trace.")
     yield content
 
 
 def _row(line: bytes) -> Row | None:
-    """Parse a line; None if it is blank or cut off. Raises a RecordError if it is damaged."""
+    """Parse a line, or return None if it is blank or truncated. Raises RecordError if damaged."""
     if not (line := line.strip()):
         return None
     try:
         try:
             row = from_json(line)
-        except ValueError:  # from_json refuses lone surrogates and more than 200 levels
+        except ValueError:  # from_json rejects lone surrogates and more than 200 levels of nesting
             row = json.loads(line)
     except (ValueError, RecursionError) as error:
         try:
             from_json(line, allow_partial="trailing-strings")
         except ValueError:
-            raise RecordError(f"The line is not JSON: {error}. Remove it.") from None
+            raise RecordError(f"The line is not valid JSON: {error}. Remove the line.") from None
         return None
     if not isinstance(row, dict):
-        raise RecordError(f"The line is {row!r:.80}; expected a rollout. Remove it.")
+        raise RecordError(f"The line is {row!r:.80}; expected a rollout. Remove the line.")
     return row

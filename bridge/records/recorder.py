@@ -1,9 +1,10 @@
-"""``Recorder`` writes rollouts as lines of JSON, a whole group at a time.
+"""``Recorder`` writes rollouts to JSON Lines files, one group at a time.
 
     recorder = Recorder("rollouts.jsonl")
     builder = ChatAgentGroupBuilder(agent, task, group_size=8, record=recorder)
 
-If a killed process cut off a file's last line, readers skip the line and writers begin a new one.
+If the last line of a file was truncated because a process was killed, readers skip it and writers
+start a new line.
 """
 
 import json
@@ -30,13 +31,13 @@ class Recorder:
     """Writes rollouts to files.
 
     Args:
-        path: A file ``*.jsonl``, to which rollouts are appended, or a folder with a file per
-            iteration. Recording an iteration again overwrites its file.
-        share: Fraction of each ``AgentDataset`` batch's groups to write, above 0. The first group
-            of a batch is always written.
+        path: A ``*.jsonl`` file to append to, or a folder with one file per iteration. If an
+            iteration is recorded again, its file is overwritten.
+        share: Fraction of the groups in each ``AgentDataset`` batch to write. Must be greater than
+            0. The first group of a batch is always written.
 
-    In a ``PoolRollouts`` process, a pickled recorder collects its rows; they return with the group,
-    and this process writes them. Other executors lose them.
+    When a recorder is pickled to a ``PoolRollouts`` process, it collects the rows there. The rows
+    are sent back with the group, and this process writes them. With other executors, they are lost.
     """
 
     def __init__(self, path: str | Path, share: float = 1.0) -> None:
@@ -48,14 +49,14 @@ class Recorder:
         return Gathering, (self.path,)
 
     def takes(self, place: int) -> bool:
-        """Return whether to write a group; ``place`` is its index in the batch."""
+        """Return whether to write the group at index ``place`` of its batch."""
         return math.ceil((place + 1) * self.share) > math.ceil(place * self.share)
 
     def watch(self, env: E) -> E:
         """Make an unused Env keep its agent's requests, give it a seed, and return it."""
         if isinstance(env, ChatAgentEnv):
             env.transcript = env.transcript or Transcript()
-            owner = getattr(env, "table", env)  # a seat has its table's seed
+            owner = getattr(env, "table", env)  # all seats share one seed
             if owner.seed is None:
                 owner.seed = random_seed()
         return env
@@ -75,14 +76,14 @@ class Recorder:
         """Write a group.
 
         Args:
-            trajectories: The trajectories, in the order of play.
-            envs: The watched Env of each trajectory; Envs that are not evert's are left out.
-            rewards: The reward that the group adds to each trajectory; empty if it adds none.
-            metrics: The metrics that the group adds to each trajectory; empty if it adds none.
+            trajectories: The trajectories, with their turns in the order of play.
+            envs: The watched Env of each trajectory. Envs from other libraries are skipped.
+            rewards: The group reward of each trajectory, or empty if there is none.
+            metrics: Additional metrics of each trajectory, or empty if there are none.
             split: "train" or "test".
-            iteration: The iteration of the training, or 0.
-            tags: The group's tags.
-            about: More information about each rollout.
+            iteration: The training iteration (0 outside of training).
+            tags: The tags of the group.
+            about: Additional information to store with each rollout.
 
         Raises:
             OSError: The file cannot be written.
@@ -103,7 +104,7 @@ class Recorder:
         self.write(rows)
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write the rows of a group. Raises an OSError if the file cannot be written."""
+        """Write the rows of a group. Raises OSError if the file cannot be written."""
         if not rows:
             return
         name = f"{rows[0]['iteration']:06}.jsonl"
@@ -117,7 +118,7 @@ class Recorder:
         self._groups[file] += 1
 
     def _prepare(self, file: Path) -> int:
-        """Prepare a file for its first write; return an unused number for the next group."""
+        """Prepare a file for the first write, and return an unused number for the next group."""
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.is_file() or file != self.path:
             file.write_bytes(b"")
@@ -131,7 +132,7 @@ class Recorder:
 
 
 class Gathering(Recorder):
-    """A recorder in another process; it keeps each group's ``rows``, to send them back."""
+    """A recorder in a worker process. It collects ``rows`` so that they can be sent back."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

@@ -1,8 +1,8 @@
-"""``ReplayPolicy``: a record in place of a model. ``replay`` checks an agent against its record.
+"""``ReplayPolicy`` plays back a record instead of calling a model. ``replay`` tests an agent.
 
-Each call gets the action that was recorded for its prompt. Calls are matched by their prompts,
-since concurrent calls may arrive in a different order. A prompt that is not in the record means
-that the agent differs: it made a different call although it had got the same replies.
+Every call is answered with the action recorded for its prompt. Calls are matched by prompt, because
+concurrent calls may arrive in a different order. If a prompt is not in the record, the agent has
+changed: it made a different call even though it got the same replies.
 """
 
 import asyncio
@@ -27,28 +27,29 @@ from evert.bridge.records.sequences import shared
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 MOMENT = 0.01
-"""Seconds between checks of whether an agent has given up a call."""
+"""Seconds between checks whether the agent has given up a call."""
 
 GIVING_UP = 5.0
-"""Seconds that the agent has to give up a concurrent call that is not in its record. A call that
-was given up before its reply is not recorded, so the agent must give it up again."""
+"""How many seconds the agent has to give up a concurrent call that is not in the record. Calls that
+were given up before the reply was sampled are not recorded, so the agent must give them up again.
+"""
 
 
 class ReplayPolicy(TokenCompleter):
-    """Returns the actions of a recorded rollout, without a model.
+    """A policy that returns the actions of a recorded rollout instead of calling a model.
 
-    If ``env`` is passed, calls that a runner samples concurrently (``do_parallel_rollout``) get
-    their replies in the recorded order.
+    If ``env`` is passed, calls that are sampled concurrently (``do_parallel_rollout``) are answered
+    in the recorded order.
 
     Args:
         record: The recorded rollout.
-        env: The Env that is played. With it, errors name the message that differs, and a call that
-            was given up in the record waits until the agent gives it up again. None: compare only
-            tokens.
+        env: The Env that is played. If it is passed, errors show which message differs, and a call
+            that was given up in the record waits until the agent gives it up again. By default,
+            only tokens are compared.
 
     Attributes:
         record: The recorded rollout.
-        left: The turns that are not yet played, in order.
+        left: The turns that have not been played yet, in order.
     """
 
     def __init__(self, record: RolloutRecord, env: ChatAgentEnv | None = None) -> None:
@@ -66,12 +67,12 @@ class ReplayPolicy(TokenCompleter):
         """Return the recorded action for this prompt, with log-probabilities and stop reason.
 
         Raises:
-            ReplayError: The record has no unplayed call with this prompt; or calls are sampled
-                concurrently, and an earlier call is not made within the Env's ``agent_timeout``.
+            ReplayError: The record has no unplayed call with this prompt, or (with concurrent
+                calls) an earlier call was not made within the Env's ``agent_timeout``.
         """
         open_calls = None if self._env is None else self._env.open_calls
         if open_calls is not None and open_calls.queue is None:
-            open_calls = None  # the runner samples one call at a time
+            open_calls = None  # calls are sampled sequentially
         try:
             turn = self.find(model_input)
         except ReplayError:
@@ -80,7 +81,7 @@ class ReplayPolicy(TokenCompleter):
             raise
         self.left.remove(turn)
         if open_calls is not None:
-            if _has_met(self.record, turn, turn + 1):  # the next call must also wait for its turn
+            if _has_met(self.record, turn, turn + 1):  # ``turn + 1``: the next call waits, too
                 open_calls.expect_overlap()
             if open_calls.overlap:
                 await self._wait_for_turn(turn)
@@ -91,7 +92,7 @@ class ReplayPolicy(TokenCompleter):
         return self.record.action(turn)
 
     async def _until_given_up(self, turn: int, model_input: tinker.ModelInput) -> None:
-        """If the agent gave up this call in the record, wait until it does so again."""
+        """If the agent gave up this call in the record, wait until it gives it up again."""
         if self._env is None or not self.record.is_given_up(turn):
             return
         call = self._env.open_calls.call_of(model_input)
@@ -103,9 +104,9 @@ class ReplayPolicy(TokenCompleter):
                     await asyncio.sleep(MOMENT)
         except TimeoutError:
             raise ReplayError(
-                f"The agent differs from its record at turn {turn}: in the record it gave that "
-                f"call up{_quoted(self._messages_before(turn))}; now it still waits for the reply "
-                f"after agent_timeout={self._patience} s."
+                f"The agent differs from its record at turn {turn}: in the record, it gave up the "
+                f"call{_quoted(self._messages_before(turn))}. Now it is still waiting for the "
+                f"reply after agent_timeout={self._patience} s."
             ) from None
 
     async def _wait_for_turn(self, turn: int) -> None:
@@ -115,7 +116,7 @@ class ReplayPolicy(TokenCompleter):
         except TimeoutError:
             missing = min(self._unanswered)
             raise ReplayError(
-                f"The agent differs from its record at turn {missing}: it does not make that "
+                f"The agent differs from its record at turn {missing}: it did not make the "
                 f"call{_quoted(self._messages_before(missing))} within "
                 f"agent_timeout={self._patience} s."
             ) from None
@@ -125,11 +126,11 @@ class ReplayPolicy(TokenCompleter):
         return None if self._env is None else self._env._settings.agent_timeout
 
     def queue(self) -> PolicyQueue:
-        """Return a queue that takes all of the agent's calls; each call waits for its turn."""
+        """Return a queue for all of the agent's calls, in which each call waits for its turn."""
         return PolicyQueue(self, max(MAX_CALLS, self.record.turns), is_timed=False)
 
     def find(self, model_input: tinker.ModelInput) -> int:
-        """Return the first unplayed turn with this prompt, or raise a ReplayError."""
+        """Return the first unplayed turn with this prompt, or raise ReplayError."""
         prompt, prompts = flatten(model_input.chunks), self.record.prompts
         for turn in self.left:
             if prompts[turn] == prompt:
@@ -137,16 +138,16 @@ class ReplayPolicy(TokenCompleter):
         raise ReplayError(self._difference(prompt, model_input))
 
     def check_at(self, turn: int, model_input: tinker.ModelInput) -> None:
-        """Check that this is the prompt of a turn; else raise a ReplayError."""
+        """Raise ReplayError if the turn's recorded prompt is different."""
         prompt = flatten(model_input.chunks)
         if prompt != self.record.prompts[turn]:
             raise ReplayError(self._difference(prompt, model_input))
 
     def check_over(self) -> None:
-        """Check that the agent made all recorded calls; else raise a ReplayError."""
+        """Raise ReplayError if the agent did not make all recorded calls."""
         for turn in self.left[:1]:
             raise ReplayError(
-                f"The agent differs from its record at turn {turn}: it ended; in the record it "
+                f"The agent differs from its record at turn {turn}: it finished. In the record, it "
                 f"called the model{_quoted(self._messages_before(turn))}."
             )
 
@@ -156,8 +157,8 @@ class ReplayPolicy(TokenCompleter):
         if not self.left:
             turns = self.record.turns
             return (
-                f"The agent differs from its record at turn {turns}: it calls the model once more"
-                f"{_quoted(now)}; in the record it ended after {turns} calls."
+                f"The agent differs from its record at turn {turns}: it called the model again"
+                f"{_quoted(now)}. In the record, it finished after {turns} calls."
             )
         turn = self.left[0]
         where = f"The agent differs from its record at turn {turn} (of {self.record.turns})"
@@ -169,9 +170,9 @@ class ReplayPolicy(TokenCompleter):
             return f"{where}: {difference} {_ADVICE}"
         row = self.record.row
         return (
-            f"{where}: its messages equal those of the record, but the tokens differ. Expected "
-            f"the renderer {row['renderer']} of {row['tokenizer']}; pass it (renderer=) and the "
-            f"options that the Env had. {tokens}"
+            f"{where}: the messages match the record, but the tokens are different. Expected the "
+            f"renderer {row['renderer']} for {row['tokenizer']}; pass it as renderer=... along "
+            f"with the options that were used for the recorded Env. {tokens}"
         )
 
     def _messages_before(self, turn: int) -> list[Row]:
@@ -179,17 +180,17 @@ class ReplayPolicy(TokenCompleter):
 
 
 def _has_met(record: RolloutRecord, *turns: int) -> bool:
-    """Return whether calls overlapped and were sampled concurrently at one of these turns."""
+    """Return whether overlapping calls were sampled concurrently at one of these turns."""
     steps = record.row["steps"]
     return any(steps[turn].get("call", {}).get("met") for turn in turns if turn < record.turns)
 
 
 def check_seatless(record: RolloutRecord) -> None:
-    """Raise a RecordError if the record belongs to a seat."""
+    """Raise RecordError if the record belongs to a seat."""
     if (seat := record.row["seat"]) is not None:
         raise RecordError(
-            f"The record belongs to the seat {seat!r}. An episode with seats cannot be replayed or "
-            "branched: the replies of its other seats are in other records."
+            f"The record belongs to the seat {seat!r}. Episodes with seats cannot be replayed or "
+            "branched because the replies of the other seats are in different records."
         )
 
 
@@ -199,21 +200,21 @@ async def replay(
     task: object = NO_TASK,
     **options: Unpack[EnvOptions],
 ) -> Trajectory:
-    """Play an agent again without a model, with the recorded replies and seed.
+    """Run an agent again with the recorded replies and seed instead of a model.
 
-    Calls that were sampled concurrently get their replies in the order of the record.
+    Calls that were sampled concurrently are answered in the recorded order.
 
     Args:
         record: The recorded rollout.
-        agent: The agent to check.
-        task: The task; by default the recorded task.
-        **options: Options of ``ChatAgentEnv``; ``renderer`` must be the recorded one.
+        agent: The agent to test.
+        task: The task (default: the recorded task).
+        **options: Options for ``ChatAgentEnv``. ``renderer`` must match the recorded one.
 
     Returns:
-        The recorded prompts and actions, with the new rewards, as a trajectory.
+        A trajectory with the recorded prompts and actions, and the new rewards.
 
     Raises:
-        ReplayError: The agent makes a different call; the message names the first such turn.
+        ReplayError: The agent made a different call. The message shows the first difference.
         RecordError: The task was not recorded, or the record belongs to a seat.
         AgentError, AgentTimeoutError, RewardError: See ``ChatAgentEnv.step``.
     """
@@ -232,7 +233,7 @@ async def replay(
     return trajectory
 
 
-_ADVICE = "The replies were the same: look at the agent's other inputs (time, randomness, a tool)."
+_ADVICE = "The replies were the same, so check the agent's other inputs (time, randomness, tools)."
 
 
 def _quoted(messages: Sequence[Row]) -> str:
@@ -241,7 +242,7 @@ def _quoted(messages: Sequence[Row]) -> str:
 
 def _in_tokens(then: FlatPrompt, now: FlatPrompt) -> str:
     return (
-        f"Its prompt has {len(now)} tokens, the record's {len(then)}; the first "
-        f"{shared(then, now)} are equal. evert.replay and ReplayPolicy(record, env) also say which "
-        "message differs."
+        f"The prompt has {len(now)} tokens and the recorded prompt has {len(then)}; the first "
+        f"{shared(then, now)} tokens are equal. To see which message differs, use evert.replay or "
+        "ReplayPolicy(record, env)."
     )

@@ -1,11 +1,11 @@
-"""Reads rows from files, for settings that name demonstrations or tasks by a file's path.
+"""Reads rows from files, for settings that accept a path to demonstrations or tasks.
 
-    FILE.jsonl      a JSON value per line
-    FILE.csv        a dict of strings per row, with the header's names as keys
-    FILE.parquet    a dict per row
-    FOLDER          a dataset saved by ``datasets`` (its split "train"), else recorded rollouts
+    FILE.jsonl      one JSON value per line
+    FILE.csv        one dict of strings per row, with the column names as keys
+    FILE.parquet    one dict per row
+    FOLDER          a dataset saved by ``datasets`` (the "train" split), or recorded rollouts
 
-Files are not trusted: nothing in them is executed, and lines that are too long are refused.
+Files are not trusted: nothing in them is executed, and lines that are too long are rejected.
 """
 
 import csv
@@ -31,16 +31,16 @@ _SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
 def names_file(text: str) -> bool:
-    """Return whether a setting is a file's path (the file may be missing), not an import path."""
+    """Return whether a setting is a file path, not an import path. The file may not exist."""
     is_path = text.endswith(KINDS) or (":" not in text and "/" in text)
     return bool(text) and (is_path or os.path.exists(os.path.expanduser(text)))
 
 
 def holds_records(path: str, error: type[EvertError]) -> bool:
-    """Return whether a path is a folder of recorded rollouts, not a file or dataset of rows.
+    """Return whether a path is a folder of recorded rollouts rather than a file or dataset.
 
     Raises:
-        error: The path does not exist, or is not a supported file.
+        error: The path does not exist, or the file type is not supported.
     """
     place = Path(path).expanduser()
     if place.is_dir():
@@ -49,22 +49,22 @@ def holds_records(path: str, error: type[EvertError]) -> bool:
         near = f" {near_path(place)}".rstrip()
         raise error(f"There is no file or folder {path}.{near} Expected {EXPECTED}.")
     if place.suffix not in KINDS:
-        raise error(f"{path} is not a supported file; expected {EXPECTED}.")
+        raise error(f"{path} has an unsupported file type; expected {EXPECTED}.")
     return False
 
 
 def near_path(path: Path) -> str:
-    """Suggest a path that is similar to a missing one, as a question; "" if none is similar."""
+    """Return a "Did you mean" question for a missing path, or "" if no path is similar."""
     beside = path.parent if path.parent.is_dir() else Path()
     name = nearest(path.name, [sibling.name for sibling in beside.iterdir()])
     return f"Did you mean {beside / name}?" if name else ""
 
 
 def read_rows(path: str, error: type[EvertError]) -> Iterator[tuple[str, Any]]:
-    """Read the rows of a file, or of a dataset's folder.
+    """Read the rows in a file or a dataset folder.
 
     Yields:
-        Each row's place, such as "FILE, line 3", and its value. Blank lines are skipped.
+        The location of each row, such as "FILE, line 3", and its value. Blank lines are skipped.
 
     Raises:
         error: A row cannot be read.
@@ -79,12 +79,12 @@ def read_rows(path: str, error: type[EvertError]) -> Iterator[tuple[str, Any]]:
                 yield from ((f"{file}, row {at}", row) for at, row in enumerate(_table(file), 1))
         except _BadRowError as bad:
             raise error(f"{file}, line {bad}") from None
-        except Exception as bad:  # a damaged table may raise anything
+        except Exception as bad:  # damaged tables can raise anything
             raise error(f"{file} cannot be read: {bad}") from bad
 
 
 def row_files(path: str) -> list[Path]:
-    """Return the files at a path that contain its rows, in order."""
+    """Return the files to read for a file path or a dataset folder, in order."""
     place = Path(path).expanduser()
     if place.is_file():
         return [place]
@@ -92,7 +92,7 @@ def row_files(path: str) -> list[Path]:
 
 
 def digest(files: list[Path]) -> str:
-    """Return the SHA-256 of the concatenated files."""
+    """Return the SHA-256 hash of the concatenated files."""
     total = hashlib.sha256()
     for file in files:
         with file.open("rb") as opened:
@@ -110,7 +110,7 @@ def _lines(file: BinaryIO) -> Iterator[str]:
     while line := file.readline(LONGEST + 1):
         number += 1
         if len(line) > LONGEST:
-            raise _BadRowError(f"{number} has more than {LONGEST:,} bytes; expected a row.")
+            raise _BadRowError(f"{number} is longer than {LONGEST:,} bytes; expected a row.")
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
@@ -124,8 +124,8 @@ def _jsonl(file: BinaryIO) -> Iterator[tuple[int, Any]]:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise _BadRowError(
-                    f"{number} is not JSON ({error}): {repr_of(line.strip())}. Expected a JSON "
-                    "value on each line."
+                    f"{number} is not valid JSON ({error}): {repr_of(line.strip())}. Expected a "
+                    "JSON value on each line."
                 ) from None
             yield number, row
 
@@ -135,7 +135,7 @@ def _csv(file: BinaryIO) -> Iterator[tuple[int, Any]]:
     try:
         names = rows.fieldnames or []
         if len({*names}) < len(names):
-            raise _BadRowError(f"1 has a column twice: {', '.join(names)}. Rename one.")
+            raise _BadRowError(f"1 has duplicate column names: {', '.join(names)}. Rename one.")
         for row in rows:
             if None in row or None in row.values():
                 fields = f"{len(names)}: {', '.join(names)}"
@@ -144,7 +144,7 @@ def _csv(file: BinaryIO) -> Iterator[tuple[int, Any]]:
                 )
             yield rows.line_num, row
     except csv.Error as error:
-        raise _BadRowError(f"{rows.reader.line_num} is not CSV: {error}.") from None
+        raise _BadRowError(f"{rows.reader.line_num} is not valid CSV: {error}.") from None
 
 
 def _table(file: Path) -> Iterator[Any]:

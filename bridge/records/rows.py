@@ -1,9 +1,11 @@
-"""Turns a rollout into a row of JSON: the Cookbook's summary, and the fields that it lacks.
+"""Converts a rollout to a JSON row: the Cookbook's rollout summary with additional fields.
 
-Programs that read the Cookbook's files (``serialize_rollout_summaries``) can read these rows.
-The added fields have a version, ``SCHEMA``; ``docs/records.md`` lists them.
+The rows are compatible with programs that read the Cookbook's files
+(``serialize_rollout_summaries``). The additional fields are listed in ``docs/records.md`` and
+versioned by ``SCHEMA``.
 
-Steps are in the order of play. A prompt or a call contains only what it adds to an earlier step's.
+Steps are in the order of play. To save space, a prompt or a call only contains what is new compared
+to the earlier step that it continues.
 """
 
 import json
@@ -28,17 +30,17 @@ from evert.bridge.tokens.renderer import PromptRenderer, prompt_renderer
 from evert.bridge.tokens.token_log import flatten
 
 SCHEMA = 1
-"""Version of the fields that evert adds."""
+"""Version of the fields added by evert."""
 
 OPENING = 3
-"""Number of final prompt tokens that may open the reply's thinking."""
+"""How many tokens at the end of the prompt to search for the start of the reply's thinking."""
 
 Row = dict[str, Any]
 
 
 @runtime_checkable
 class Recorded(Protocol):
-    """What a row needs in addition to a trajectory; evert's Envs have these attributes."""
+    """Attributes that are recorded in addition to the trajectory. All of evert's Envs have them."""
 
     @property
     def agent(self) -> object:
@@ -46,7 +48,7 @@ class Recorded(Protocol):
 
     @property
     def renderer(self) -> Renderer:
-        """The renderer of the prompts."""
+        """The renderer used for the prompts."""
 
     @property
     def transcript(self) -> Transcript | None:
@@ -58,7 +60,7 @@ class Recorded(Protocol):
 
 
 def completed(row: Row, trajectory: Trajectory, env: Recorded) -> Row:
-    """Add the missing fields to a row of the Cookbook's ``serialize_rollout_summaries``."""
+    """Add evert's fields to a row created by the Cookbook's ``serialize_rollout_summaries``."""
     renderer = env.renderer
     steps = zip(row["steps"], _steps(trajectory, env), strict=True)
     return row | {
@@ -69,7 +71,7 @@ def completed(row: Row, trajectory: Trajectory, env: Recorded) -> Row:
         "renderer": getattr(renderer, "_renderer_name", None) or type(renderer).__name__,
         "tokenizer": getattr(renderer.tokenizer, "name_or_path", None),
         "seat": getattr(env, "seat", None),
-        "seed": getattr(getattr(env, "table", env), "seed", None),  # a seat has its table's seed
+        "seed": getattr(getattr(env, "table", env), "seed", None),  # seats share their table's seed
         **_task(env.task),
         "stop_reason": trajectory.stop_reason,
     }
@@ -81,14 +83,18 @@ def _versions() -> dict[str, str]:
 
 
 def _task(task: object) -> Row:
-    """Return the task if JSON can restore it; else its ``repr``, in full if it is a literal."""
+    """Return the fields that describe the task.
+
+    A task that survives a JSON round trip is stored as it is. For any other task, the start of its
+    ``repr`` is stored, and also the full ``repr`` if that is a Python literal.
+    """
     if task is NO_TASK:
         return {}
-    with suppress(Exception):  # not JSON, or an object that cannot be compared
+    with suppress(Exception):  # the task is not JSON, or cannot be compared
         if json.loads(json.dumps(task)) == task:
             return {"task": task}
     row = {"task_repr": repr_of(task)}
-    with suppress(Exception):  # a tuple, a set, a dict with numbers as keys: literals
+    with suppress(Exception):  # a Python literal, such as a tuple, a set or {1: 2}
         if literal_eval(literal := repr(task)) == task:
             row["task_literal"] = literal
     return row
@@ -111,14 +117,14 @@ def _steps(trajectory: Trajectory, env: Recorded) -> Iterator[Row]:
 
 
 def _text(tokens: Sequence[int], renderer: PromptRenderer) -> str:
-    """Decode an action, including thinking and markup, without the end of turn."""
+    """Decode an action. Keeps thinking and markup, but drops the end-of-turn token."""
     ends = renderer.end_tokens
     tail = len([*takewhile(lambda token: token in ends, reversed(tokens))])
     return renderer.decode([*tokens[: len(tokens) - tail]])
 
 
 def _opened_thinking(turn: Transition, renderer: PromptRenderer) -> str:
-    """Return the end of the prompt, if it opens the reply's thinking; else ""."""
+    """Return the opening ``<think>`` at the end of the prompt, or "" if there is none."""
     end = [token for token in flatten(turn.ob.chunks)[-OPENING:] if isinstance(token, int)]
     _, mark, thought = renderer.decode(end).rpartition("<think>")
     return mark + thought if not thought.strip() else ""
@@ -142,7 +148,10 @@ def _call_and_reply(transcript: Transcript, turn: int, env: Recorded) -> Row:
 
 
 def _tools(entry: AnsweredCall, env: Recorded) -> Row:
-    """Return a conversation's tools, and the messages that show them and the system prompt."""
+    """Return the tools at the start of a conversation, and how the renderer lists them.
+
+    The renderer's messages ("prefix") also contain the system prompt.
+    """
     if not entry.request.tools or entry.after is not None:
         return {}
     first = as_message(entry.messages[0])

@@ -1,6 +1,6 @@
-"""``check_row`` checks that a row has the fields that evert reads, with values of the right types.
+"""``check_row`` validates the names and types of the fields that evert reads from a row.
 
-A row may have other fields too; they are ignored.
+Additional fields are ignored.
 """
 
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Annotated, Any, NotRequired
 
 import tinker
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+from typing_extensions import TypedDict  # required by pydantic before Python 3.12
 
 from evert.bridge.errors import RecordError
 from evert.bridge.records.checks import wrong_field
@@ -95,13 +95,13 @@ _ROW, _TEXT_ROW = TypeAdapter(_RecordedRollout), TypeAdapter(_TextRow)
 
 
 def has_tokens(row: Mapping[str, Any]) -> bool:
-    """Return whether a row has token ids; a row made from a trace may not (``traces.py``)."""
+    """Return whether a row has token ids. Rows read from a trace may lack them (``traces.py``)."""
     trace = row.get("trace")
     return not isinstance(trace, dict) or trace.get("has_tokens") is not False
 
 
 def check_row(row: Mapping[str, Any]) -> None:
-    """Check a row; if a field is wrong, raise a RecordError that names the first such field."""
+    """Validate a row. Raises a RecordError that describes the first invalid field."""
     schema: TypeAdapter[Any] = _ROW if has_tokens(row) else _TEXT_ROW
     try:
         schema.validate_python(row, strict=True)
@@ -116,10 +116,10 @@ def check_row(row: Mapping[str, Any]) -> None:
             if before >= number:
                 raise _damaged(f"{place}; expected null or a step before {number}")
             if field == "call" and "call" not in row["steps"][before]:
-                raise _damaged(f"{place}, and that step has no call")
+                raise _damaged(f"{place}, but that step has no call")
         count, logprobs = len(step.get("tokens", ())), step.get("logprobs")
         if logprobs is not None and len(logprobs) != count:
-            what = f"has {len(logprobs)} values; expected one for each of {count} tokens"
+            what = f"has {len(logprobs)} values; expected one for each of the {count} tokens"
             raise _damaged(f"steps[{number}].logprobs {what}")
 
 
@@ -127,9 +127,9 @@ def _check_chunk(chunk: dict[str, Any]) -> dict[str, Any]:
     try:
         CHUNK.validate_python(chunk)
     except ValidationError:
-        raise ValueError("it is not a chunk of a prompt") from None
+        raise ValueError("it is not a prompt chunk") from None
     return chunk
 
 
 def _damaged(what: str) -> RecordError:
-    return RecordError(f"A record is damaged: {what}. Remove its line, or record again.")
+    return RecordError(f"A record is damaged: {what}. Delete its line, or record the run again.")

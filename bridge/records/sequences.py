@@ -1,9 +1,9 @@
 """Converts a trajectory to token sequences or to text.
 
-The Cookbook's ``trajectory_to_data`` makes data for its own trainer. ``sequences`` gives other
-trainers the same data as lists: the prompt, the tokens after it, and which of them were sampled.
-``dialogue`` is for people and judges: the new part of each prompt and the reply, as text.
-``continued`` finds the turn that each prompt continues.
+The Cookbook's ``trajectory_to_data`` creates data for the Cookbook's trainer. ``sequences`` returns
+the same data as lists for other trainers: the prompt, the tokens after it, and which of them were
+sampled. ``dialogue`` is meant for people and judges, and contains the new part of each prompt and
+the reply as text. ``continued`` finds the turn that each prompt continues.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,29 +21,30 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 class TokenSequence:
     """One lineage of an episode: a prompt, the replies, and the agent's messages between them.
 
-    The ``response_*`` lists have the same length; ``rewards`` and ``turn_ends`` have one value per
-    turn.
+    The ``response_*`` lists all have the same length. ``rewards`` and ``turn_ends`` have one value
+    per turn.
     """
 
     prompt_ids: list[int]
     """The first observation."""
     response_ids: list[int] = field(default_factory=list)
-    """All tokens after the prompt: the actions, and the agent's messages between them."""
+    """All tokens after the prompt: the actions and the agent's messages between them."""
     response_mask: list[int] = field(default_factory=list)
-    """1 for a sampled token that is trained on, else 0."""
+    """1 for sampled tokens that are trained on, 0 for all other tokens."""
     response_logprobs: list[float] = field(default_factory=list)
-    """The sampler's log-probability of each sampled token; 0.0 for the other tokens."""
+    """The log-probabilities of the sampled tokens, and 0.0 for all other tokens."""
     rewards: list[float] = field(default_factory=list)
     """The reward of each turn."""
     turn_ends: list[int] = field(default_factory=list)
-    """The number of response tokens up to the end of each turn's action."""
+    """For each turn, the index in the response where its action ends (exclusive)."""
 
 
 def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPrompt]]:
     """For each turn, yield the index of the turn that its prompt continues, and the new tokens.
 
-    A prompt continues a turn if it begins with that turn's prompt and reply; if several match, the
-    longest one counts. The index is None if the prompt continues no turn: all its tokens are new.
+    A prompt continues a turn if it starts with the prompt and reply of that turn. If there are
+    several such turns, the longest match is used. If there are none, the index is None and all
+    tokens are new.
     """
     histories: list[FlatPrompt] = []
     for turn in turns:
@@ -54,16 +55,16 @@ def continued(turns: Iterable[Transition]) -> Iterator[tuple[int | None, FlatPro
 
 
 def _continued_number(flat: Sequence[Any], histories: Sequence[FlatPrompt]) -> int | None:
-    """Return the index of the longest known sequence that a prompt begins with, if any."""
+    """Return the index of the longest known sequence that is a prefix of the prompt, if any."""
     for number in sorted(range(len(histories)), key=lambda number: -len(histories[number])):
-        ids = histories[number]  # the last token is compared first: slicing all of it is slow
+        ids = histories[number]  # compare the last token first, because slicing is slow
         if ids and flat[len(ids) - 1 : len(ids)] == ids[-1:] and flat[: len(ids)] == ids:
             return number
     return None
 
 
 def shared(first: FlatPrompt, second: FlatPrompt) -> int:
-    """Return the length of the common prefix; binary search is fast, since slices compare fast."""
+    """Return the length of the common prefix (binary search, because comparing slices is fast)."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -75,27 +76,27 @@ def shared(first: FlatPrompt, second: FlatPrompt) -> int:
 
 
 def sequences(trajectory: Trajectory) -> list[TokenSequence]:
-    """Return a trajectory's token sequences, one per lineage; a linear trajectory has one lineage.
+    """Convert a trajectory to token sequences, one per lineage (only one if it is linear).
 
-    A turn continues the longest sequence that its observation begins with, even if the turns of
-    several lineages alternate. The sequence that ends last comes last; sequences of calls that the
-    agent gave up come first. A turn that is not trained on (``ParseErrorPolicy.mask_error_turns``)
-    has mask 0. A group's rewards are not included.
+    A turn continues the longest sequence that is a prefix of its observation, even if the turns of
+    several lineages are interleaved. Calls that the agent abandoned come first; the other
+    sequences are ordered by their last turns. Turns that are not trained on
+    (``ParseErrorPolicy.mask_error_turns``) have mask 0. Group rewards are not included.
 
     Args:
-        trajectory: A trajectory as a rollout function returns it.
+        trajectory: A trajectory as returned by a rollout function.
 
     Returns:
-        Nonempty sequences; an empty list for an episode without a model call.
+        Nonempty sequences, or an empty list for an episode with no model calls.
 
     Raises:
-        UnsupportedPromptError: An observation has chunks other than token ids, such as images.
+        UnsupportedPromptError: An observation contains more than token ids, such as an image.
     """
     lineages, histories = list[TokenSequence](), list[FlatPrompt]()  # prompts with replies
     for turn in sorted(trajectory.transitions, key=lambda turn: GIVEN_UP not in turn.metrics):
         prompt, reply = _token_ids(turn), turn.ac.tokens
         if not prompt and not reply:
-            continue  # the runner's placeholder for an episode without a call
+            continue  # the runner's placeholder for an episode without calls
         after = _continued_number(prompt, histories)
         sequence = TokenSequence(prompt) if after is None else lineages.pop(after)
         new = [] if after is None else prompt[len(histories.pop(after)) :]
@@ -122,13 +123,14 @@ def _token_ids(turn: Transition) -> list[int]:
     except ValueError as error:
         kinds = sorted({type(chunk).__name__ for chunk in turn.ob.chunks})
         raise UnsupportedPromptError(
-            f"An observation has {', '.join(kinds)}; expected only token ids. Token sequences "
-            "cannot carry images: train such agents with the Cookbook's loop, or send no images."
+            f"An observation contains {', '.join(kinds)}; expected only token ids. Token sequences "
+            "cannot represent images. Train this agent with the Cookbook's loop, or don't send "
+            "images."
         ) from error
 
 
 def dialogue(trajectory: Trajectory, tokenizer: Any) -> list[dict[str, str]]:
-    """Return each turn's reply and new part of the prompt, without control tokens and images."""
+    """Return the new prompt text and the reply of each turn, without control tokens and images."""
 
     def text(tokens: Iterable[Any]) -> str:
         ids = [token for token in tokens if isinstance(token, int)]
@@ -140,6 +142,6 @@ def dialogue(trajectory: Trajectory, tokenizer: Any) -> list[dict[str, str]]:
 
 
 def transcript(trajectory: Trajectory, tokenizer: Any) -> str:
-    """Return the ``dialogue`` as one text for a judge: ``TOLD:`` and ``SAID:`` for each turn."""
+    """Format the ``dialogue`` as text for a judge, with ``TOLD:`` and ``SAID:`` for each turn."""
     turns = dialogue(trajectory, tokenizer)
     return "\n\n".join(f"TOLD:\n{turn['told']}\n\nSAID:\n{turn['said']}" for turn in turns)

@@ -1,6 +1,7 @@
-"""The fields of other programs' traces that ``traces.py`` turns into rows of records.
+"""Models for the traces of other programs, which ``traces.py`` converts to record rows.
 
-``Trajectory`` comes from ATIF (Harbor), ``TrainingTrace`` from OpenEnv. Other fields are ignored.
+``Trajectory`` is for Harbor's ATIF format and ``TrainingTrace`` is for OpenEnv. Unknown fields are
+ignored.
 """
 
 from collections.abc import Sequence
@@ -16,13 +17,13 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Fields(BaseModel):
-    """A model that converts no types and ignores other fields."""
+    """A strict model (no type conversion) that ignores unknown fields."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class RolloutTrace(Fields):
-    """A rollout's fields; evert's traces have them under "evert", other traces get defaults."""
+    """Fields of a rollout. evert's traces have them under "evert"; others get the defaults."""
 
     split: str = "train"
     iteration: Count = 0
@@ -43,7 +44,7 @@ class RolloutTrace(Fields):
 
 
 class Extra(Fields):
-    """The field ``extra`` of a trajectory."""
+    """The ``extra`` field of a trajectory."""
 
     evert: RolloutTrace = RolloutTrace()
 
@@ -70,7 +71,7 @@ class Observation(Fields):
 
 
 class Metrics(Fields):
-    """The tokens of a step, or their counts."""
+    """The tokens of a step, or only their counts."""
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
@@ -86,7 +87,7 @@ class Metrics(Fields):
 
 
 class Step(Fields):
-    """A message of a trajectory."""
+    """A message in a trajectory."""
 
     source: Literal["system", "user", "agent"]
     message: Content
@@ -100,12 +101,12 @@ class Step(Fields):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether a model was called for this step during this episode."""
+        """Whether the step was sampled from a model in this episode."""
         return self.source == "agent" and self.llm_call_count != 0 and not self.is_copied_context
 
 
 class Agent(Fields):
-    """The agent of a trajectory."""
+    """The agent that produced a trajectory."""
 
     name: str
     version: str = "unknown"
@@ -114,7 +115,7 @@ class Agent(Fields):
 
 
 class Trajectory(Fields):
-    """A conversation, with the conversations of subagents."""
+    """A conversation, including the conversations of subagents."""
 
     schema_version: str
     agent: Agent
@@ -124,7 +125,7 @@ class Trajectory(Fields):
 
 
 class Message(BaseModel):
-    """A message of the Chat Completions API, with all its fields."""
+    """A Chat Completions message, with all its fields."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -148,7 +149,7 @@ class Choice(Fields):
 
 
 class Response(Fields):
-    """The answer to a request."""
+    """The response to a request."""
 
     choices: list[Choice] = []
 
@@ -181,7 +182,7 @@ class TrainingTurn(Fields):
 
 
 class TrainingTrace(Fields):
-    """The calls of a rollout."""
+    """The model calls in a rollout."""
 
     schema_version: Literal[1] = 1
     turns: list[TrainingTurn]

@@ -1,11 +1,12 @@
-"""``rows_of`` turns another program's trace, which is a line or a file, into rows of records.
+"""``rows_of`` converts a trace from another program to record rows.
 
-    ATIF            Harbor's Agent Trajectory Interchange Format, with the subagents' trajectories
+    ATIF            Harbor's Agent Trajectory Interchange Format, including subagent trajectories
     TrainingTrace   OpenEnv's model calls, each with its tokens and loss mask
 
-A trace has less information than a record. ``row["trace"]`` has its ``format``, and says whether it
-``has_tokens`` and ``has_reward``. If it has no tokens, its steps lack prompt and tokens; if it has
-no reward, the row's reward is 0. This module does not load torch, since the viewer uses it.
+A trace is either a whole file or a line of a file, and contains less information than a record.
+``row["trace"]`` contains the ``format`` and whether the trace ``has_tokens`` and ``has_reward``.
+Without tokens, the steps have no ``prompt`` and ``tokens``; without a reward, the row's reward is
+0. This module does not load torch, because it is used in the viewer.
 """
 
 import json
@@ -35,10 +36,10 @@ from evert.bridge.records.trace_models import (
 )
 
 LARGEST = 32 * 2**20
-"""Maximum size of a file with one trace, in bytes."""
+"""Maximum size of a file that contains a single trace, in bytes."""
 
 RECENT = 64
-"""Number of earlier turns to search for the one that a turn continues."""
+"""How many preceding turns to search for the one that a turn continues."""
 
 UNTRAINED = {"parse_error_masked": 1.0, "untrained": 1.0}
 """Metrics of a turn that is not trained on (``bridge/env/pending.py``, which loads torch)."""
@@ -47,19 +48,19 @@ TASK = {"task", "task_repr", "task_literal"}
 
 F = TypeVar("F", bound=Fields)
 Ids = tuple[list[int], list[int], list[float] | None]
-"""Token ids of prompt and completion, and the completion's log-probabilities."""
+"""Prompt token ids, completion token ids, and log-probabilities of the completion."""
 
 
 def is_trace_file(path: Path) -> bool:
-    """Return whether a file is a single trace; other files have a record or a trace per line."""
+    """Return whether a file is a single trace. Other files have one record or trace per line."""
     return path.suffix == ".json"
 
 
 def rows_of(value: Row) -> list[Row]:
-    """Turn a trace into record rows; return any other value as the only row.
+    """Convert a trace to record rows. Any other value is returned unchanged, as a single row.
 
     Raises:
-        RecordError: A field of the trace is wrong.
+        RecordError: A field of the trace is invalid.
     """
     if "evert_schema" in value:
         return [value]
@@ -75,7 +76,8 @@ def _checked(model: type[F], value: Row) -> F:
         return model.model_validate(value)
     except ValidationError as error:
         raise RecordError(
-            f"A trace is not a {model.__name__}: {wrong_field(value, error)}. Correct or remove it."
+            f"A trace is not a valid {model.__name__}: {wrong_field(value, error)}. Fix or remove "
+            "it."
         ) from None
 
 
@@ -127,7 +129,7 @@ def _message(step: Step) -> Row:
 
 def _observed(result: Result) -> Row:
     content = result.content or ""
-    if result.source_call_id is None:  # an agent without tools gets it as a message
+    if result.source_call_id is None:  # an agent without tools gets results as user messages
         return {"role": "user", "content": content}
     return {"role": "tool", "tool_call_id": result.source_call_id, "content": content}
 
@@ -149,7 +151,7 @@ def _training_row(trace: TrainingTrace) -> Row:
         step = _step(_requested(turn, reply, conversations), reply, None)
         step["stop_reason"] = "length" if choice.finish_reason == "length" else "stop"
         step["reward"] = turn.metadata.reward or 0.0
-        if not all(turn.loss_mask[len(turn.prompt_token_ids) :]):  # records mask whole turns
+        if not all(turn.loss_mask[len(turn.prompt_token_ids) :]):  # records can only mask turns
             step["metrics"] = dict(UNTRAINED)
         steps.append(step)
     ids = [(t.prompt_token_ids, t.completion_token_ids, t.per_token_logps) for t in trace.turns]
@@ -161,14 +163,14 @@ def _training_row(trace: TrainingTrace) -> Row:
 
 
 def _requested(turn: TrainingTurn, reply: Row | None, conversations: list[list[str]]) -> Row | None:
-    """Return the call of a turn; None if the trace lacks the call's messages."""
+    """Return the call of a turn, or None if the trace does not contain its messages."""
     if turn.request.messages is None:
         conversations.append([])
         return None
     messages, tools = [*map(_fields, turn.request.messages)], turn.request.tools or []
     identities = [json.dumps(tools), *map(_identity, messages)]
     after = _continued(identities, conversations)
-    begin = 0 if after is None else len(conversations[after]) - 1  # minus the tools
+    begin = 0 if after is None else len(conversations[after]) - 1  # item 0 is the tools
     conversations.append([*identities, _identity(reply or {})])
     call = _call(messages[begin:], after)
     call |= {"model": turn.metadata.model} if turn.metadata.model else {}
@@ -180,7 +182,7 @@ def _fields(message: Message) -> Row:
 
 
 def _identity(message: Mapping[str, Any]) -> str:
-    """Return the fields of a reply that are the same when a later request repeats the reply."""
+    """Return the fields of a reply that do not change when a later request repeats the reply."""
     calls = [call.get("function") for call in message.get("tool_calls") or ()]
     return json.dumps([message.get("role"), message.get("content") or "", calls])
 
@@ -214,7 +216,7 @@ def _text(content: Content | None) -> str:
 def _row(
     trace: str, steps: list[Row], ids: Sequence[Ids], rollout: RolloutTrace, agent: tuple[str, str]
 ) -> Row:
-    """Make a rollout's row; ``ids`` has the token ids of every step, or is empty."""
+    """Create the row of a rollout. ``ids`` contains the token ids of all steps, or is empty."""
     sequences = list[list[int]]()
     for step, (prompt, completion, logprobs) in zip(steps, ids, strict=False):
         after = _continued(prompt, sequences)
@@ -224,7 +226,7 @@ def _row(
         step |= {"ob_len": len(prompt), "ac_len": len(completion)}
         sequences.append([*prompt, *completion])
     row = rollout.model_dump(exclude=TASK) | rollout.model_dump(include=TASK, exclude_unset=True)
-    if rollout.group_idx is None:  # other programs' traces have no groups
+    if rollout.group_idx is None:  # traces of other programs have no groups
         row["group_idx"] = crc32(json.dumps(steps).encode())
     has_reward = rollout.total_reward is not None
     return row | {
@@ -241,7 +243,7 @@ def _row(
 
 
 def _continued(sequence: list[Any], earlier: Sequence[list[Any]]) -> int | None:
-    """Return the index of the longest recent sequence that ``sequence`` begins with, if any."""
+    """Return the index of the longest recent sequence that is a prefix of ``sequence``."""
     recent = range(max(0, len(earlier) - RECENT), len(earlier))
     begins = [n for n in recent if earlier[n] and sequence[: len(earlier[n])] == earlier[n]]
     return max(begins, key=lambda number: len(earlier[number]), default=None)

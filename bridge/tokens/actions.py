@@ -1,4 +1,4 @@
-"""Parses an action into a reply, and says what is wrong if it cannot be parsed."""
+"""Parses actions into replies, and describes the problem if an action cannot be parsed."""
 
 import operator
 from collections.abc import Iterable, Sequence
@@ -19,24 +19,24 @@ from evert.bridge.errors import InvalidActionError, repr_of, text_of
 from evert.bridge.tokens.renderer import PromptRenderer
 
 Problem = tuple[ParseFailureKind, str]
-"""What is wrong with a reply: the Cookbook's kind of failure, and a detail."""
+"""What is wrong with a reply: the Cookbook's failure type and a description."""
 
 LARGEST_ID = 2**32 - 1  # the largest token id that a tokenizer can have
 
 
 def token_ids(action: Iterable[Any]) -> list[int]:
-    """Copy an action's token ids to a list of Python ints, or raise an ``InvalidActionError``."""
+    """Convert an action to a list of Python ints, or raise ``InvalidActionError``."""
     try:
         ids = list(action)
-        if not set(map(type, ids)) <= {int}:  # runs every turn: one pass, without a Python loop
+        if not set(map(type, ids)) <= {int}:  # hot path: one pass without a Python loop
             ids = [_token_id(token) for token in ids]
         if ids and not (min(ids) >= 0 and max(ids) <= LARGEST_ID):
             raise OverflowError("a token id is out of range")
     except Exception as error:
         raise InvalidActionError(
-            f"The action is {repr_of(action)}; expected token ids, each an int from 0 to "
-            f"{LARGEST_ID} ({text_of(error):.200}). Step again with sampled token ids, or "
-            "close the Env."
+            f"The action is {repr_of(action)}; expected a list of token ids, which are ints from 0 "
+            f"to {LARGEST_ID} ({text_of(error):.200}). Call step() again with sampled token ids, "
+            "or close the Env."
         ) from error
     return ids
 
@@ -57,16 +57,17 @@ def read_action(
     prompt_tokens: int,
     opened: Sequence[int] = (),
 ) -> tuple[Reply, Problem | None]:
-    """Return an action's reply, and its problem, if any; a ``truncated`` action has no problem.
+    """Parse an action; return the reply and what is wrong with it, if anything.
 
-    ``truncated`` means that the action was cut at its token cap; ``opened`` has the prefill's
-    tokens. The reply ends before the first stop string of the request.
+    ``truncated`` means that the action was cut off at the token limit, which does not count as a
+    problem. ``opened`` contains the tokens of the prefill. The reply is cut before the request's
+    first stop string.
     """
     ended = action + renderer.missing_end(action) if truncated or request.stop else action
     ended = [*opened, *ended]
     try:
         parsed, termination = renderer.parse(ended, request.tools or ())
-    except (RendererError, RecursionError):  # for example, several ends of turn
+    except (RendererError, RecursionError):  # for example, several end-of-turn tokens
         parsed = Message(role="assistant", content=renderer.decode([*opened, *action]))
         termination = ParseTermination.MALFORMED
     reply = read_reply(
@@ -85,7 +86,7 @@ def read_action(
 
 
 def requested_part(reply: Reply, request: ChatRequest) -> Reply:
-    """Return the part of a reply that the agent gets: after the prefill, up to a stop string."""
+    """Return the part of a reply that the agent sees: after the prefill, up to a stop string."""
     if request.prefill:
         reply = reply.after(request.prefill)
     if not request.may_call:

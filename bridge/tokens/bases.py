@@ -1,12 +1,13 @@
-"""The tiny base models that ship with evert, and the renderer of any base model.
+"""The tiny base models that ship with evert, and how to get the renderer for any base model.
 
     evert-tiny        plays identity and guess-number; the default model
     evert-tiny-20q    knows the nouns of Twenty Questions
     evert-tiny-moves  reads a tic-tac-toe board and a Blackjack hand
 
-Each is a folder in Hugging Face format, made by ``python -m bases``, with a tokenizer and weights
-for the embedded engine. The bridge uses only the tokenizer of ``evert-tiny``, the default of
-``ChatAgentEnv``, which therefore needs only one argument and no network.
+Each base is a folder in Hugging Face format, created with ``python -m bases``, that contains a
+tokenizer and weights for the embedded engine. The bridge itself only needs the tokenizer of
+``evert-tiny``. It is the default in ``ChatAgentEnv``, so a single argument is enough to create an
+Env, and no network access is needed.
 """
 
 import ast
@@ -27,35 +28,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BASE_MODEL = "evert-tiny"
-"""The model name of the default base, for users and for the Cookbook."""
+"""The model name of the default base, as used in settings and in the Cookbook."""
 
 BASES = (BASE_MODEL, "evert-tiny-20q", "evert-tiny-moves")  # model names of all shipped bases
 BASE_RENDERER = "qwen3_instruct"  # the Cookbook renderer that the bases were trained with
 
 TEMPLATE, HERMES = "template", "template_hermes"
-"""Renderers that use the model's chat template (``template.py``), the second with Hermes tools."""
+"""Renderers that use the model's chat template (``template.py``); HERMES adds Hermes tools."""
 
 
 def base_path(name: str = BASE_MODEL) -> Path:
-    """Return a base's folder: ``config.json``, ``model.safetensors``, ``tokenizer.json``."""
+    """Return a base's folder (``config.json``, ``model.safetensors``, ``tokenizer.json``)."""
     return Path(str(files("evert"))) / "bases" / name
 
 
 @cache
 def base_tokenizer(name: str = BASE_MODEL) -> Any:
-    """Return a base's tokenizer, loaded once per process."""
+    """Load a base's tokenizer (once per process)."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(base_path(name))
-    # The Cookbook pickles a renderer by this name, which must not be a path on this machine.
+    # The Cookbook pickles renderers by this name, so it must not be a path on this machine.
     tokenizer.name_or_path = name
-    # The Env and the engine limit the prompt, so the tokenizer need not warn about its length.
+    # Disable the tokenizer's length warning, because the Env and the engine limit the prompt.
     tokenizer.model_max_length = sys.maxsize
     return tokenizer
 
 
 def register_with_cookbook() -> None:
-    """Register evert's renderers with the Cookbook, and the tokenizers of the shipped bases."""
+    """Register evert's renderers and the tokenizers of its bases with the Cookbook."""
     from tinker_cookbook.renderers import register_renderer
     from tinker_cookbook.tokenizer_utils import register_tokenizer
 
@@ -67,7 +68,7 @@ def register_with_cookbook() -> None:
 
 @cache
 def default_renderer() -> "Renderer":
-    """Return the default renderer of an Env, with the default base's tokenizer and format."""
+    """Return the renderer of the default base, which Envs use by default."""
     from tinker_cookbook.renderers import get_renderer
 
     return get_renderer(BASE_RENDERER, base_tokenizer(), model_name=BASE_MODEL)
@@ -88,7 +89,8 @@ def _template_of(
 def with_variables(name: str, variables: Mapping[str, Any]) -> str:
     """Add values for template variables to a renderer name: ``template(enable_thinking=False)``.
 
-    The values are Python values or strings (``"False"``). Without values, the name is unchanged.
+    The values can be Python values or strings (``"False"``). If there are none, the name is
+    returned unchanged.
 
     Raises:
         InvalidModelError: The renderer does not use a chat template.
@@ -97,15 +99,16 @@ def with_variables(name: str, variables: Mapping[str, Any]) -> str:
         return name
     if name not in (TEMPLATE, HERMES):
         raise InvalidModelError(
-            f"chat_template.{next(iter(variables))} needs the model's own chat template, and "
-            f"renderer_name={name} does not use it. Pass renderer_name={TEMPLATE}, or no values."
+            f"chat_template.{next(iter(variables))} only works with the model's chat template, "
+            f"which renderer_name={name} does not use. Pass renderer_name={TEMPLATE}, or remove "
+            "the chat_template values."
         )
     values = {key: _value(value) for key, value in variables.items()}
     return f"{name}({', '.join(f'{key}={values[key]!r}' for key in sorted(values))})"
 
 
 def _value(value: Any) -> Any:
-    """Read a variable's value; a string may be a Python literal, or JSON's ``true`` or ``null``."""
+    """Parse a variable's value. Strings may be Python literals or JSON's ``true`` or ``null``."""
     if not isinstance(value, str):
         return value
     words = {"true": True, "false": False, "null": None}
@@ -116,7 +119,7 @@ def _value(value: Any) -> Any:
 
 
 def variables_of(name: str) -> dict[str, Any]:
-    """Return the values in a renderer name of ``with_variables``; empty for any other name."""
+    """Return the values in a renderer name created by ``with_variables``, or {}."""
     plain, opened, _ = name.partition("(")
     if not opened or plain not in (TEMPLATE, HERMES):
         return {}
@@ -126,12 +129,12 @@ def variables_of(name: str) -> dict[str, Any]:
         return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
     except (ValueError, SyntaxError) as error:
         raise InvalidModelError(
-            f"{name!r} is not the name of a renderer; expected {TEMPLATE}(NAME=VALUE, ...)."
+            f"{name!r} is not a valid renderer name; expected {TEMPLATE}(NAME=VALUE, ...)."
         ) from error
 
 
 def register_variant(name: str) -> None:
-    """Register the renderer for a name made by ``with_variables``; ignore any other name."""
+    """Register the renderer for a name created by ``with_variables``; ignore other names."""
     from tinker_cookbook.renderers import register_renderer
 
     values = variables_of(name)
@@ -141,10 +144,10 @@ def register_variant(name: str) -> None:
 
 
 def renderer_name_of(base_model: str) -> str:
-    """Return the name of a base model's renderer: the Cookbook's choice, else ``template``.
+    """Return the renderer name that the Cookbook recommends for a base model, or ``template``.
 
     Raises:
-        InvalidModelError: The Cookbook does not know the model, and it is not a base or a folder.
+        InvalidModelError: The model is not known to the Cookbook, nor is it a base or a folder.
     """
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import get_recommended_renderer_name
@@ -158,20 +161,20 @@ def renderer_name_of(base_model: str) -> str:
             return TEMPLATE
         hint = did_you_mean(base_model, BASES, "{}")
         raise InvalidModelError(
-            f"The Cookbook names no renderer for the model {base_model!r}, and it is neither a "
-            f"folder nor one of the bases {', '.join(BASES)}.{hint} If the model exists, pass the "
-            f"renderer that it was trained with, for example renderer_name={BASE_RENDERER}, or "
-            f"renderer_name={TEMPLATE} for its own chat template."
+            f"The Cookbook does not recommend a renderer for the model {base_model!r}, which is "
+            f"neither a folder nor one of the bases {', '.join(BASES)}.{hint} If the model exists, "
+            "pass the renderer that it was trained with, for example "
+            f"renderer_name={BASE_RENDERER}, or renderer_name={TEMPLATE} to use its chat template."
         ) from error
 
 
 def model_renderer(base_model: str, renderer_name: str | None = None) -> "Renderer":
-    """Return a base model's renderer, which accepts images if the model does.
+    """Create the renderer for a base model, with image support if the model accepts images.
 
-    A ``renderer_name`` of None means ``renderer_name_of(base_model)``.
+    ``renderer_name`` defaults to ``renderer_name_of(base_model)``.
 
     Raises:
-        InvalidModelError: No renderer has this name, or none is known for the model.
+        InvalidModelError: There is no renderer with this name, or none is known for the model.
     """
     from tinker_cookbook.exceptions import RendererError
     from tinker_cookbook.renderers import get_renderer
@@ -187,13 +190,13 @@ def model_renderer(base_model: str, renderer_name: str | None = None) -> "Render
         return get_renderer(name, tokenizer, image_processor=images, model_name=base_model)
     except RendererError as error:
         raise InvalidModelError(
-            f"renderer_name={name} is not a Cookbook renderer: {error} Leave it out to use the one "
-            "that fits the model."
+            f"renderer_name={name} is not a Cookbook renderer: {error} Leave it out to use the "
+            "renderer that matches the model."
         ) from error
 
 
 def _image_processor(model_name: str, renderer_name: str) -> Any:
-    """Load the model's image processor; None if the model takes only text or loading fails."""
+    """Load the image processor, or return None if the model is text-only or loading fails."""
     if "_vl" not in renderer_name and not _takes_images(model_name):
         return None
     from tinker_cookbook.image_processing_utils import get_image_processor
@@ -204,8 +207,12 @@ def _image_processor(model_name: str, renderer_name: str) -> Any:
         if folder.is_dir():
             return from_pretrained(AutoImageProcessor, model_name, str(folder))
         return get_image_processor(model_name)
-    except (InvalidModelError, OSError, ValueError) as error:  # text still works; an image is a 400
-        logger.warning("No image processor for %s; agents send only text: %s", model_name, error)
+    except (InvalidModelError, OSError, ValueError) as error:  # only images get a 400
+        logger.warning(
+            "Could not load an image processor for %s, so agents can only send text: %s",
+            model_name,
+            error,
+        )
         return None
 
 

@@ -1,12 +1,12 @@
-"""How a chat template writes tool calls, and how evert reads calls in that format.
+"""How a chat template writes tool calls, and how evert parses calls in that format.
 
-A format consists of *literals*: fixed text, split into tokens (tags, words, marks), with *holes*
-for an id, an index, a name or a key. White space in a literal is ignored. There are literals
-``before`` the first call, ``between`` two calls and ``after`` the last call. ``call_kinds.py``
-reads the calls themselves.
+A format consists of *literals*. A literal is fixed text, split into tokens (tags, words,
+punctuation). Some of the tokens can be *holes*, which stand for an id, an index, a name, a key or a
+type. Whitespace in a literal is ignored. There are literals ``before`` the first call, ``between``
+two calls and ``after`` the last call. The calls themselves are parsed in ``call_kinds.py``.
 
-The parser accepts sloppy text but is strict about the result: a call must name a tool that was
-offered, and its arguments must be JSON.
+The parser tolerates sloppy text but is strict about the result: the tool must have been offered,
+and the arguments must be JSON.
 """
 
 import json
@@ -27,7 +27,7 @@ from evert.bridge.tokens.call_values import (
 )
 
 ID, INDEX, NAME, KEY, TYPE = (f"\0{n}\0" for n in range(5))
-"""The holes that a literal may have."""
+"""The holes that a literal can contain."""
 
 Literal = tuple[str, ...]
 """A sequence of tokens and holes."""
@@ -46,7 +46,7 @@ _TOKEN = re.compile(
 
 
 class FunctionCall(NamedTuple):
-    """A function's name, its arguments, and the id, if the model wrote one."""
+    """A function name with its arguments, and the call id if the model wrote one."""
 
     name: str
     arguments: dict[str, Any]
@@ -59,13 +59,13 @@ def literal(text: str) -> Literal:
 
 
 def non_space(tokens: Iterable[str]) -> list[str]:
-    """Return the tokens that are not white space."""
+    """Return the tokens that are not whitespace."""
     return [token for token in tokens if not token.isspace()]
 
 
 @lru_cache(1024)
 def pattern(tokens: Literal) -> str:
-    """Return a regular expression for a literal; its first id and first index are named groups."""
+    """Return a regular expression for a literal, with named groups for its id and its index."""
     groups = {ID: "id", INDEX: "index"}
     pieces = []
     for token in non_space(tokens):
@@ -76,13 +76,13 @@ def pattern(tokens: Literal) -> str:
 
 
 def plain_pattern(tokens: Literal) -> str:
-    """Return ``pattern(tokens)`` without groups, for use inside another expression."""
+    """Return ``pattern(tokens)`` without groups, so that it can be part of a larger pattern."""
     return re.sub(r"\(\?P<(?:id|index)>", "(?:", pattern(tokens))
 
 
 @dataclass
 class Cursor:
-    """A position in a text, with the schemas of the offered tools; None if they are unknown."""
+    """A position in a text, with the schemas of the offered tools (None if unknown)."""
 
     text: str
     tools: Schemas | None
@@ -91,15 +91,15 @@ class Cursor:
     index: str | None = None
 
     def schema(self, name: str) -> Any:
-        """Return the schemas of a tool's parameters, by parameter name."""
+        """Return a tool's parameter schemas by parameter name."""
         return (self.tools or {}).get(name, {})
 
     def matches(self, expression: str) -> re.Match[str] | None:
-        """Match an expression at the cursor, after white space."""
+        """Match an expression at the cursor, after any whitespace."""
         return re.compile(expression).match(self.text, past_space(self.text, self.at))
 
     def skip(self, tokens: Literal) -> None:
-        """Skip a literal. Raises ValueError if the text is different."""
+        """Skip a literal. Raises ValueError if the text does not match it."""
         match = self.matches(pattern(tokens))
         if match is None:
             expected = "".join(_HOLE_NAMES.get(token, token) for token in tokens)
@@ -109,15 +109,15 @@ class Cursor:
         self.id, self.index = groups.get("id", self.id), groups.get("index", self.index)
 
     def name(self) -> str:
-        """Read a function's name. Raises ValueError if there is none."""
+        """Read a function name. Raises ValueError if there is none."""
         match = self.matches(NAME_PATTERN)
         if match is None:
-            raise unexpected(self.text, self.at, "the name of a function")
+            raise unexpected(self.text, self.at, "a function name")
         self.at = match.end()
         return match[0]
 
     def value(self, quote: str) -> Any:
-        """Read a value, as ``read_value`` does."""
+        """Read a value with ``read_value``."""
         value, self.at = read_value(self.text, self.at, quote)
         return value
 
@@ -132,9 +132,9 @@ class CallFormat:
     Attributes:
         before: Text before the first call.
         after: Text after the last call.
-        between: Text between two calls; None if a reply has at most one call.
-        text_after: Whether the reply's text follows its calls.
-        names_in_ids: Whether the model writes an id as ``functions.NAME:INDEX``.
+        between: Text between two calls, or None if a reply can contain only one call.
+        text_after: Whether the reply's text comes after its calls.
+        names_in_ids: Whether the model writes ids as ``functions.NAME:INDEX``.
     """
 
     before: Literal
@@ -146,11 +146,11 @@ class CallFormat:
     def read_into(self, message: Message, tools: Sequence[Any] | None = None) -> None:
         """Move the calls in a message's text to ``tool_calls``.
 
-        Calls that cannot be read stay in the text, and are added to ``unparsed_tool_calls``.
+        Calls that cannot be parsed stay in the text and are added to ``unparsed_tool_calls``.
 
         Args:
-            message: A message whose content is a string.
-            tools: The tools that were offered; None if they are unknown.
+            message: A message with a string as content.
+            tools: The tools that the request offered, or None if unknown.
         """
         text = str(message["content"])
         schemas = None if tools is None else schemas_of(tools)
@@ -166,32 +166,32 @@ class CallFormat:
             message["content"] = "\n".join(filter(None, [text[:start].rstrip(), tail]))
             if (next_mark := self.first_mark(tail)) is None:
                 return
-            text, start, error = tail, next_mark, ValueError("a call cannot be read")
+            text, start, error = tail, next_mark, ValueError("a call cannot be parsed")
             break
         if error is not None and self._mark:
             broken = UnparsedToolCall(raw_text=text[start:], error=str(error))
             message["unparsed_tool_calls"] = [broken]
 
     def first_mark(self, text: str) -> int | None:
-        """Return where the calls begin; None if there are none, or no mark begins them."""
+        """Return the index of the mark that starts the calls, or None if there is no mark."""
         match = re.search(pattern(self._mark), text) if self._mark else None
         return None if match is None else match.start()
 
     def read(self, text: str, schemas: Schemas | None = None) -> tuple[list[FunctionCall], int]:
-        """Read the calls at the beginning of a text, and return them with their end.
+        """Parse the calls at the start of a text. Returns the calls and the index of their end.
 
         Raises:
-            ValueError: The text does not begin with calls.
+            ValueError: The text does not start with calls.
         """
         try:
             return self._read(text, schemas, to_end=not self.text_after)
         except ValueError:
             if self.text_after or not self._mark:
                 raise
-            return self._read(text, schemas, to_end=False)  # a model may continue after its calls
+            return self._read(text, schemas, to_end=False)  # the model may continue after its calls
 
     def write(self, calls: Sequence[FunctionCall]) -> str:
-        """Write calls as text in this format, for a template that shows no calls."""
+        """Write calls as text in this format, for templates that do not render calls."""
         texts = [self._write_call(number, call) for number, call in enumerate(calls)]
         before, after = "".join(self.before), "".join(self.after)
         if self.between is None:
@@ -202,7 +202,7 @@ class CallFormat:
         raise NotImplementedError
 
     def first(self, text: str) -> tuple[list[FunctionCall], int]:
-        """Read the first call of a text; return it with its end, or raise a ValueError."""
+        """Parse the first call in a text. Returns the call and its end, or raises ValueError."""
         cursor = Cursor(text, None)
         cursor.skip(self.before)
         return self._read_calls(cursor, to_end=False), cursor.at
@@ -213,7 +213,7 @@ class CallFormat:
         cursor = Cursor(text, schemas)
         calls: list[FunctionCall] = []
         readable: tuple[list[FunctionCall], int] | None = (
-            None  # the calls before the last place where the calls may end
+            None  # the calls before the last possible end; returned if the rest cannot be parsed
         )
         cursor.skip(self.before)
         after = plain_pattern(self.after) + (r"\s*\Z" if to_end else "")
@@ -234,17 +234,21 @@ class CallFormat:
             cursor.skip(self.between)
 
     def _read_calls(self, cursor: Cursor, *, to_end: bool) -> list[FunctionCall]:
-        """Read the call, or the list of calls, at the cursor."""
+        """Parse the call or the list of calls at the cursor."""
         raise NotImplementedError
 
     @cached_property
     def _mark(self) -> Literal:
-        """The fixed text that begins the first call; empty if nothing marks it."""
+        """The fixed text at the start of the first call; empty if the format has none."""
         holes = [at for at, token in enumerate(self.before) if token in _HOLES]
         return tuple(non_space(self.before[: holes[0]] if holes else self.before))
 
     def _starts(self, text: str, schemas: Schemas | None) -> list[int]:
-        """Return where calls may begin: at the mark; without one, at the start or a tool name."""
+        """Return the indices where calls may start.
+
+        If the format has a mark, this is the first mark. Otherwise, calls may start at the first
+        character (ignoring whitespace) or at the name of an offered tool.
+        """
         if self._mark:
             start = self.first_mark(text)
             return [] if start is None else [start]
@@ -267,7 +271,7 @@ class CallFormat:
 
 
 def call_of(name: Any, arguments: Any, call_id: Any) -> FunctionCall:
-    """Make a call; arguments may be JSON text. Raises ValueError if the call is invalid."""
+    """Create a call. Arguments may be JSON text. Raises ValueError if the call is invalid."""
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not name.strip() or not isinstance(arguments, dict):
@@ -276,10 +280,10 @@ def call_of(name: Any, arguments: Any, call_id: Any) -> FunctionCall:
 
 
 def as_tool_calls(calls: Sequence[FunctionCall], schemas: Schemas | None) -> list[ToolCall]:
-    """Convert calls to the Cookbook's form.
+    """Convert calls to the Cookbook's format.
 
     Raises:
-        ValueError: A tool was not offered, or a value is not JSON, such as NaN.
+        ValueError: A tool was not offered, or a value cannot be written as JSON (such as NaN).
     """
     names = ", ".join(schemas or ()) or "none"
     for call in calls:

@@ -1,4 +1,4 @@
-"""The four kinds of call formats that templates use, each with its parser.
+"""The four types of call formats that templates use, with their parsers.
 
 Objects   a JSON object with the name and the arguments, or a list of such objects
 Named     the name, then the arguments as an object
@@ -36,14 +36,15 @@ from evert.bridge.tokens.call_values import (
 
 _KEY = r"[^\n<>/\s][^\n<>]{0,199}?"
 _MOST_ENDS = 3
-"""How many closing brackets to try as the end of a Python list, beginning with the last."""
+"""How many closing brackets to try as the end of a Python list, starting with the last one."""
 
 
 @dataclass(frozen=True)
 class Objects(CallFormat):
-    """Calls are JSON objects; ``keys`` has the keys of the name, the arguments and the id.
+    """Calls are JSON objects. ``keys`` contains the keys for the name, the arguments and the id.
 
-    If the name's key is None, the name is the object's only key; if the id's is, there is no id.
+    If the key for the name is None, the name itself is the object's only key. If the key for the id
+    is None, the format has no ids.
     """
 
     keys: tuple[str | None, str, str | None] = ("name", "arguments", None)
@@ -72,7 +73,7 @@ class Objects(CallFormat):
 
 @dataclass(frozen=True)
 class Named(CallFormat):
-    """``middle`` is between the name and the arguments; ``quote`` surrounds the strings in them."""
+    """A call is a name, ``middle`` and the arguments, with ``quote`` around each string."""
 
     middle: Literal = ()
     quote: str = ""
@@ -91,15 +92,15 @@ class Named(CallFormat):
 
 @dataclass(frozen=True)
 class Keyed(CallFormat):
-    """Marks surround each argument.
+    """A call is the name, then each argument's key and value between marks.
 
     Attributes:
         middle: Text between the name and the first key.
-        colons: Text between a key and its value: for strings, and for other values.
+        colons: Text between a key and its value: first for strings, then for other types.
         close: Text after a value.
         comma: Text between ``close`` and the next key.
-        empty: Text after the name if there are no arguments; None if unknown.
-        cdata: Whether strings may be in CDATA sections.
+        empty: Text after the name if there are no arguments, or None if unknown.
+        cdata: Whether strings can be in CDATA sections.
     """
 
     middle: Literal = ()
@@ -146,14 +147,14 @@ class Keyed(CallFormat):
         return key, read_typed(value, schema.get(key), is_json=not is_string if says_type else None)
 
     def _close(self, cursor: Cursor, key: str, start: int, *, to_end: bool) -> re.Match[str]:
-        """Find the end of a value: a ``close`` that another argument, or the end, follows."""
+        """Find the end of a value: the first ``close`` before a further argument or the end."""
         tokens = tuple(key if token == KEY else token for token in self.close)
         next_argument = rf"{plain_pattern(self.comma)}\s*{self._key}"
         continuation = re.compile(rf"\s*(?:{self._ends(to_end)}|{next_argument})")
         for close in re.compile(plain_pattern(tokens)).finditer(cursor.text, start):
             if continuation.match(cursor.text, close.end()):
                 return close
-        raise unexpected(cursor.text, start, "a value that ends")
+        raise unexpected(cursor.text, start, "a terminated value")
 
     @cached_property
     def _key(self) -> str:
@@ -161,7 +162,7 @@ class Keyed(CallFormat):
         return rf"(?P<key>{_KEY})\s*(?:(?P<string>{string_colon})|{other_colon})"
 
     def _ends(self, to_end: bool) -> str:
-        """Return a pattern for what may follow a call's last value."""
+        """Return a pattern for what can follow the last value of a call."""
         ends = [plain_pattern(self.after) + (r"\s*\Z" if to_end else "")]
         if self.between is not None:
             starts = [start for start in (self.middle, self.empty) if start is not None]
@@ -174,7 +175,7 @@ class Keyed(CallFormat):
 
 @dataclass(frozen=True)
 class Python(CallFormat):
-    """Calls are a list such as ``[look_up(q="cats"), now()]``; strings may lack their quotes."""
+    """Calls are a list such as ``[look_up(q="cats"), now()]``. Strings may be unquoted."""
 
     _begin = r"\[\s*(?:{names})\("
 
@@ -201,7 +202,7 @@ class Python(CallFormat):
     def _read_unquoted(
         self, cursor: Cursor, start: int, end: re.Pattern[str]
     ) -> list[FunctionCall]:
-        """Read a list that is not valid Python, by splitting it at the known names and keys."""
+        """Parse a list that is not valid Python by splitting it at the known names and keys."""
         text, at = cursor.text, start + 1
         names = "|".join([*map(re.escape, cursor.tools or ()), NAME_PATTERN])
         opens = re.compile(rf"\s*,?\s*({names})\(")
@@ -261,4 +262,4 @@ HERMES_CALLS = Objects(
     literal("\n</tool_call>"),
     literal("\n</tool_call>\n<tool_call>\n"),
 )
-"""The format of Nous Research's Hermes models, which Qwen and others also use."""
+"""The format of Nous Research's Hermes models, also used by Qwen and other models."""

@@ -1,11 +1,12 @@
-"""Learns how a chat template writes tool calls, from renderings that differ in one detail.
+"""Learns how a chat template writes tool calls by comparing renderings that differ in one detail.
 
-The template renders a made-up call, variants of it (without arguments, with numbers, with odd text)
-and two calls. Made-up words show where names, keys, values and ids are. A number that differs from
-call to call is an index. The text that follows every value closes a value. The kinds of formats are
-tried in turn, until one can read the rendered call.
+The template renders a made-up call, variants of it (without arguments, with numbers, with unusual
+text), and a pair of calls. Made-up words reveal where names, keys, values and ids go. A number that
+differs between calls is an index, and text that follows every value closes the value. The types of
+formats are tried in turn until one can parse the rendered call.
 
-``TABLE`` has the formats that renderings do not reveal, by the tokenizer's control tokens.
+Some formats cannot be learned from renderings. They are listed in ``TABLE`` and recognised by the
+tokenizer's control tokens.
 """
 
 import json
@@ -38,7 +39,7 @@ ODD = FunctionCall("qzname", {"qzkey": "<qz> & </qz>", "qzlast": "qzend"})
 TEXT = "Qzsay."
 
 RenderCalls = Callable[[Sequence[FunctionCall], str], str]
-"""Renders calls after a text; raises ValueError if the template refuses them."""
+"""Renders a text followed by calls. Raises ValueError if the template rejects them."""
 
 TABLE: dict[str, CallFormat] = {
     "<|tool_list_start|>": Python(("<|tool_call_start|>",), ("<|tool_call_end|>",)),  # LFM2
@@ -51,15 +52,15 @@ TABLE: dict[str, CallFormat] = {
     ),
     "<|tool_call|>": Objects(("<|tool_call|>",), ()),  # Granite 3
 }
-"""Maps a control token to the call format of the models that have the token."""
+"""Maps a control token to the call format of the models that use it."""
 
 
 class NotLearnedError(ValueError):
-    """A call format cannot be learned; the message says which probe failed and what it showed."""
+    """The call format cannot be learned. The message shows which probe failed and its output."""
 
 
 def from_table(names: Collection[str]) -> CallFormat | None:
-    """Return the format in ``TABLE`` for a tokenizer's control tokens, if there is one."""
+    """Look up the format for a tokenizer's control tokens in ``TABLE``."""
     return next((form for mark, form in TABLE.items() if mark in names), None)
 
 
@@ -67,7 +68,7 @@ def learn_calls(render: RenderCalls) -> CallFormat:
     """Learn a template's call format.
 
     Raises:
-        NotLearnedError: The template shows no calls, or shows them in an unknown format.
+        NotLearnedError: The template does not render calls, or renders them in an unknown format.
     """
     probes = _Probes.of(render)
     for learn in (_learn_objects, _learn_named, _learn_python, _learn_keyed):
@@ -77,11 +78,13 @@ def learn_calls(render: RenderCalls) -> CallFormat:
                 return _with_place_of_text(form, probes, render)
         except (ValueError, RecursionError, IndexError):
             continue
-    raise NotLearnedError(f"it shows the call {_words(FIRST)} in an unknown form: {probes.plain!r}")
+    raise NotLearnedError(
+        f"it renders the call {_words(FIRST)} in an unknown format: {probes.plain!r}"
+    )
 
 
 def losses(form: CallFormat, render: RenderCalls) -> list[str]:
-    """Return the kinds of calls, in words, that the format cannot read from their rendering."""
+    """List the types of calls that cannot be parsed back after the template has rendered them."""
     kinds = {
         "a call without arguments": [NO_ARGUMENTS],
         "arguments that are numbers": [NUMBERS],
@@ -100,7 +103,7 @@ def _is_read_back(form: CallFormat, calls: Sequence[FunctionCall], render: Rende
 
 @dataclass(frozen=True)
 class _Probes:
-    """Renderings of calls; "" if the template refuses them."""
+    """Rendered calls, or "" where the template rejects them."""
 
     plain: str
     empty: str
@@ -113,10 +116,12 @@ class _Probes:
         try:
             plain = render([FIRST], "")
         except ValueError as error:
-            raise NotLearnedError(f"it refuses the call {_words(FIRST)}: {error}") from error
+            raise NotLearnedError(f"it rejects the call {_words(FIRST)}: {error}") from error
         missing = [word for word in ("qzname", "qzkey", "qzvalue") if word not in plain]
         if missing:
-            raise NotLearnedError(f"it shows the call {_words(FIRST)} without {missing}: {plain!r}")
+            raise NotLearnedError(
+                f"it renders the call {_words(FIRST)} without {missing}: {plain!r}"
+            )
         variants = [[NO_ARGUMENTS], [FIRST, SECOND], [NUMBERS], [ODD]]
         return cls(plain, *(_text_of(calls, render) for calls in variants))
 
@@ -133,7 +138,7 @@ def _words(call: FunctionCall) -> str:
 
 
 def _mask(text: str, keys: str = "") -> Literal:
-    """Turn a text into a literal, with holes in place of the made-up words."""
+    """Convert a text to a literal, replacing the made-up words with holes."""
     text = re.sub(r"functions\.(?:qzname|qzother):\d+", f"functions.{NAME}:{INDEX}", text)
     text = re.sub(r"qzcall\d{3}", ID, text)
     text = re.sub(r"qzname|qzother", NAME, text)
@@ -150,12 +155,12 @@ def _with_place_of_text(form: CallFormat, probes: _Probes, render: RenderCalls) 
 
 
 def _with_between(form: CallFormat, two: str, start: Callable[[int], int]) -> CallFormat:
-    """Add to a format the text between two calls, if ``two`` shows the calls side by side.
+    """Add the text between two calls to a format, if ``two`` contains both calls in a row.
 
     Args:
-        form: The format of one call.
+        form: The format of a single call.
         two: The rendering of two calls.
-        start: Returns where the second call begins, given where the first one ends.
+        start: Function that maps the end of the first call to the start of the second call.
     """
     try:
         _, end = form.first(two)
@@ -167,7 +172,7 @@ def _with_between(form: CallFormat, two: str, start: Callable[[int], int]) -> Ca
 
 
 def _with_index(before: Literal, between: Literal) -> tuple[Literal, Literal]:
-    """Return the literals, with an index in place of a number in which their ends differ."""
+    """Compare two literals from the end, and put an index hole in place of differing numbers."""
     first, second = list(before), list(between)
     for at in range(1, min(len(first), len(second)) + 1):
         if first[-at] != second[-at]:
@@ -178,7 +183,7 @@ def _with_index(before: Literal, between: Literal) -> tuple[Literal, Literal]:
 
 
 def _merge_index(first: Literal, second: Literal) -> Literal:
-    """Return the first literal; if the two differ only in numbers, put an index in their place."""
+    """Return ``first``, with index holes for the numbers if ``second`` differs only in numbers."""
     pairs = [*zip(non_space(first), non_space(second), strict=False)]
     numbers = {a for a, b in pairs if a != b}
     digits = all(a.isdigit() and b.isdigit() for a, b in pairs if a != b)
@@ -187,7 +192,7 @@ def _merge_index(first: Literal, second: Literal) -> Literal:
     return tuple(INDEX if token in numbers else token for token in first)
 
 
-# -- the kinds -------------------------------------------------------------------------------------
+# -- the types of formats --------------------------------------------------------------------------
 
 
 def _learn_objects(probes: _Probes) -> CallFormat:
@@ -203,7 +208,7 @@ def _learn_objects(probes: _Probes) -> CallFormat:
         before, after = _mask(probes.plain[: opened.start()]), _mask(probes.plain[end:])
         form = Objects(before, after, keys=_keys(inner))
         return _with_between(form, two, lambda at: two.rindex("{", at, two.index("qzother", at)))
-    raise NotLearnedError("it shows no objects")
+    raise NotLearnedError("it does not render calls as objects")
 
 
 def _keys(value: dict[str, Any]) -> tuple[str | None, str, str | None]:
@@ -214,7 +219,7 @@ def _keys(value: dict[str, Any]) -> tuple[str | None, str, str | None]:
     of_arguments = keys.get(arguments, keys.get(json.dumps(arguments)))
     ids = (key for text, key in keys.items() if re.search(r"qzcall\d|functions\.qz", text))
     if of_arguments is None or '"qzname"' not in keys:
-        raise NotLearnedError("the object of a call has another form")
+        raise NotLearnedError("the object that represents a call has a different structure")
     return keys['"qzname"'], of_arguments, next(ids, None)
 
 
@@ -237,14 +242,14 @@ def _learn_named(probes: _Probes) -> CallFormat:
                 middle = _merge_index(middle, _mask(tail[: tail.index("{")]))
             form = Named(_mask(text[:start]), _mask(text[end:]), middle=middle, quote=mark)
             return _with_between(form, two, lambda end: two.rindex("qzother", end))
-    raise NotLearnedError("it shows no object after the name")
+    raise NotLearnedError("it does not render an object after the name")
 
 
 def _learn_python(probes: _Probes) -> CallFormat:
     call = r"\[\s*qzname\(qzkey=(['\"]?)qzvalue\1,? ?qzlast=\1qzend\1\)\s*\]"
     match = re.search(call, probes.plain)
     if match is None:
-        raise NotLearnedError("it shows no list of calls in Python")
+        raise NotLearnedError("it does not render calls as a Python list")
     return Python(_mask(probes.plain[: match.start()]), _mask(probes.plain[match.end() :]))
 
 
@@ -262,7 +267,7 @@ def _learn_keyed(probes: _Probes) -> CallFormat:
     tail = mask(text[end + len("qzend") :])
     close = _shared_start(gap, tail)
     if not non_space(close):
-        raise NotLearnedError("nothing closes a value")
+        raise NotLearnedError("there is no text that closes a value")
     comma, after = gap[len(close) :], tail[len(close) :]
     while close[-1].isspace():
         close = close[:-1]
@@ -285,14 +290,14 @@ def _learn_keyed(probes: _Probes) -> CallFormat:
 
 @dataclass(frozen=True)
 class _Places:
-    """The positions of the name, the first key and its value."""
+    """The positions of the name, the first key and the value of that key."""
 
     name: int
     key: int
     value: int
 
     def literals(self, text: str, mask: Callable[[str], Literal]) -> tuple[Literal, Literal]:
-        """Return the text between the name and the key, and between the key and the value."""
+        """Return the text between name and key, and the text between key and value."""
         middle = mask(text[self.name + len("qzname") : self.key])
         return middle, mask(text[self.key + len("qzkey") : self.value])
 
@@ -304,7 +309,7 @@ def _places(text: str, value: str) -> _Places:
 
 
 def _with_type(colon: Literal, string_colon: Literal) -> Literal:
-    """Return the colon of other values, with a hole for the type if nothing else differs."""
+    """Return ``colon``, with a hole for the type if ``string_colon`` differs only in the type."""
     differs = [a != b for a, b in zip(colon, string_colon, strict=False)]
     if len(colon) != len(string_colon) or sum(differs) != 1:
         return colon
@@ -318,7 +323,7 @@ def _shared_start(first: Literal, second: Literal) -> Literal:
 
 
 def _empty(none: str, after: Literal) -> Literal | None:
-    """Return the text after the name in a call without arguments; None if unknown."""
+    """Return the text after the name in a call without arguments, or None if unknown."""
     tail = _mask(none.rpartition("qzname")[2])
     count = len(non_space(after))
     if "qzname" not in none or (count and non_space(tail)[-count:] != non_space(after)):
@@ -330,7 +335,7 @@ def _empty(none: str, after: Literal) -> Literal | None:
 
 
 def _with_second(form: Keyed, two: str, mask: Callable[[str], Literal]) -> Keyed:
-    """Add to a format the text between two calls, if ``two`` shows the calls side by side."""
+    """Add the text between two calls to a format, if ``two`` contains both calls in a row."""
     if "qzother" not in two:
         return form
     name = two.rindex("qzother", 0, two.rindex("qzkey", 0, two.rindex("qzvalue")))

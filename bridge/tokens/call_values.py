@@ -1,8 +1,9 @@
-"""Reads argument values as models write them, and gives them the types of the tool's schema.
+"""Parses argument values as models write them, and converts them to the types in the tool schema.
 
-Models write JSON, Python, or a mixture: bare keys, single quotes, their own marks as quotes.
-``read_value`` reads them all. If a format has only text (``<parameter=q>12``), ``read_typed``
-converts the text to the schema's type, and ``read_nested`` reads nested elements.
+Models write JSON, Python, or a mixture of both, with bare keys, single quotes or special quote
+marks. ``read_value`` parses all of these. For formats in which values are plain text
+(``<parameter=q>12``), ``read_typed`` converts the text to the schema's type, and ``read_nested``
+parses nested elements.
 """
 
 import ast
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Schemas = dict[str, Mapping[str, Any]]
-"""Maps a tool's name to a map from each parameter's name to its schema."""
+"""Maps tool names to parameter names to parameter schemas."""
 
 _JSON = json.JSONDecoder()
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -23,21 +24,21 @@ _UNREADABLE = (ValueError, SyntaxError, RecursionError, MemoryError, TypeError)
 
 
 def schemas_of(tools: Iterable[Any]) -> Schemas:
-    """Return the parameter schemas of tools, which are in OpenAI's or the Cookbook's form."""
+    """Return the parameter schemas of tools in OpenAI's or the Cookbook's format."""
     functions = (tool.get("function", tool) for tool in tools)
     return {tool["name"]: _properties(tool.get("parameters")) for tool in functions}
 
 
 def read_value(text: str, at: int, quote: str = "") -> tuple[Any, int]:
-    """Read the value that begins at ``at``; return it with the index of its end.
+    """Parse the value that starts at ``at``. Returns the value and the index of its end.
 
     Args:
-        text: A text with JSON, Python, or objects with bare keys.
-        at: The index of the value, or of white space before it.
-        quote: The mark that surrounds strings; "" for ordinary quotes.
+        text: Text that contains JSON, Python, or objects with bare keys.
+        at: The index of the value, or of whitespace before it.
+        quote: The mark around strings, or "" for ordinary quotes.
 
     Raises:
-        ValueError: No value begins there.
+        ValueError: There is no value at this index.
     """
     at = past_space(text, at)
     if not quote:
@@ -49,14 +50,14 @@ def read_value(text: str, at: int, quote: str = "") -> tuple[Any, int]:
 
 
 def past_space(text: str, at: int) -> int:
-    """Return the index of the next character that is not white space."""
+    """Return the index of the next non-whitespace character."""
     while at < len(text) and text[at].isspace():
         at += 1
     return at
 
 
 def unexpected(text: str, at: int, expected: str) -> ValueError:
-    """Return the error for text that does not continue as expected."""
+    """Create the error for text that does not continue as expected."""
     return ValueError(f"expected {expected}, got {text[at : at + 80]!r}")
 
 
@@ -65,7 +66,7 @@ def _read_loose(text: str, at: int, quote: str) -> tuple[Any, int]:
     if quote and text.startswith(quote, at):
         end = text.find(quote, at + len(quote))
         if end < 0:
-            raise unexpected(text, at, "a string that ends")
+            raise unexpected(text, at, "a terminated string")
         return text[at + len(quote) : end], end + len(quote)
     if quoted := _QUOTED.match(text, at):
         return _unquote(quoted[0]), quoted.end()
@@ -80,7 +81,7 @@ def _read_loose(text: str, at: int, quote: str) -> tuple[Any, int]:
 
 
 def _read_container(text: str, at: int, quote: str) -> tuple[Any, int]:
-    """Read an object or a list."""
+    """Parse an object or a list."""
     is_object = text[at] == "{"
     close = "}" if is_object else "]"
     keys: list[str] = []
@@ -122,12 +123,13 @@ def _unquote(text: str) -> Any:
 
 
 def read_typed(text: str, schema: Any, *, is_json: bool | None = None) -> Any:
-    """Convert a text to the schema's type.
+    """Convert text to the type in the schema.
 
     Args:
-        text: The value as a model wrote it.
-        schema: The parameter's JSON schema; None if it is unknown.
-        is_json: True if the format marks the value as JSON, False if as a string; else None.
+        text: The value as the model wrote it.
+        schema: The parameter's JSON schema, or None if unknown.
+        is_json: True if the format marks the value as JSON, False if it marks it as a string, None
+            if it does not mark the type.
     """
     kinds = _kinds(schema)
     is_null = text.strip() in ("null", "None")
@@ -139,13 +141,13 @@ def read_typed(text: str, schema: Any, *, is_json: bool | None = None) -> Any:
 
 
 def read_quoted(value: str, schema: Any) -> Any:
-    """Return a quoted value as a string, or as the schema's type if that excludes strings."""
+    """Return a quoted value as a string, or convert it if the schema does not allow strings."""
     kinds = _kinds(schema)
     return read_typed(value, schema) if kinds and "string" not in kinds else value
 
 
 def read_bare(text: str, schema: Any) -> Any:
-    """Read a value in JSON or Python, or a string with or without quotes."""
+    """Parse a JSON or Python value, or a string with or without quotes."""
     stripped = text.strip()
     value = _literal(stripped)
     if not isinstance(value, str):
@@ -158,7 +160,7 @@ def read_bare(text: str, schema: Any) -> Any:
 
 
 def read_nested(text: str, mark: str, schema: Any) -> Any:
-    """Read elements, each from ``mark<NAME>`` to ``mark</NAME>``; without any, typed text."""
+    """Parse elements (``mark<NAME>...mark</NAME>``), or use ``read_typed`` for other text."""
     opened = re.compile(re.escape(mark) + r"<([\w.\-]+)>")
     if opened.match(text) is None:
         return read_typed(text, schema)
@@ -187,7 +189,7 @@ def _end_of_element(text: str, mark: str, name: str, at: int) -> int:
 
 
 def _literal(text: str) -> Any:
-    """Read a JSON or Python value; return any other text unchanged."""
+    """Parse a JSON or Python value. Any other text is returned unchanged."""
     for parse in (json.loads, ast.literal_eval):
         try:
             value = parse(text)
@@ -201,7 +203,7 @@ def _literal(text: str) -> Any:
 
 
 def _kinds(schema: Any) -> set[str]:
-    """Return the types that a schema names; empty if it names no type."""
+    """Return the types listed in a schema, or an empty set if it does not list any."""
     if not isinstance(schema, Mapping):
         return set()
     kind = schema.get("type")

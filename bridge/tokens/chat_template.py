@@ -1,7 +1,7 @@
-"""Renders a conversation with a chat template, as a whole or message by message.
+"""Renders whole conversations or single messages with a chat template.
 
-Made-up conversations show what separates messages, and whether the text that a message adds depends
-on the messages before it.
+Made-up conversations are rendered to find out what separates messages, and whether the text added
+by a message depends on the messages before it.
 """
 
 from collections.abc import Mapping
@@ -27,44 +27,47 @@ from evert.bridge.tokens.reply_format import LearnedReplies
 
 
 class ChatTemplate(LearnedReplies):
-    """The chat template of a tokenizer.
+    """A tokenizer's chat template.
 
     Args:
-        tokenizer: The model's tokenizer, with its ``chat_template``.
-        hermes: Whether to write tools, calls and results into the messages' text in Hermes format,
-            for a template that ignores them.
+        tokenizer: The model's tokenizer, which must have a ``chat_template``.
+        hermes: Whether to write tools, calls and results into the message text in Hermes format.
+            Use this if the template ignores them.
         variables: Values for the template's variables, such as ``enable_thinking``.
 
     Attributes:
-        frames: Texts that separate messages and have no control token (``[/INST]``).
-        is_additive: Whether a message only adds text, and does not change the text before it.
+        frames: Separators between messages that contain no control token, such as ``[/INST]``.
+        is_additive: Whether a message only adds text, without changing the text before it.
 
     Raises:
-        RendererMismatchError: The tokenizer has no usable template; the message says why.
+        RendererMismatchError: The tokenizer has no usable template.
     """
 
     def __init__(
         self, tokenizer: Any, *, hermes: bool, variables: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(tokenizer, hermes=hermes, variables=variables)
-        self._stand_ins: dict[tuple[str, bool], str] = {}  # rendered texts of ``stand_in``
+        self._stand_ins: dict[tuple[str, bool], str] = {}  # rendered ``stand_in`` conversations
         self._opens_alone = self._can_open_alone()
         self.frames = self._learn_frames()
         kinds = shapes(thinks=self.thought is not None, calls=self.calls is not None)
         self.is_additive = self._ends_replies and all(map(self._adds_up, kinds))
 
     def message_text(self, message: Message, ctx: RenderContext) -> str:
-        """Return the text that a message adds; if results share a frame, the last one closes it."""
+        """Return the text that a message adds.
+
+        Of several tool results in a row, only the last one adds the text that closes them all.
+        """
         text = self.added_text(ctx, message)
         if is_tool(message) and is_tool(ctx.next_message):
             return common_prefix(text, self.added_text(ctx, message, RESULT))
         return text
 
     def added_text(self, ctx: RenderContext, *after: Message) -> str:
-        """Return the text that the messages ``after`` add; without any, a reply's opening."""
+        """Return the text that ``after`` adds, or the start of a reply if there are no messages."""
         kind, before = stand_in(ctx)
         if after and not before and self._is_held_back(after[0]):
-            return ""  # shown with the next message
+            return ""  # the next message adds its text
         if after:
             text = self.text([*before, *after])
             text = self._up_to_end(text) if after[-1]["role"] == "assistant" else text
@@ -76,9 +79,9 @@ class ChatTemplate(LearnedReplies):
         if before[-1]["role"] == "assistant":
             beginning = self._up_to_end(beginning)
         elif after and is_tool(before[-1]) and is_tool(after[0]):
-            beginning = common_prefix(beginning, text)  # several results may share one frame
+            beginning = common_prefix(beginning, text)  # one block may contain several results
         if not text.startswith(beginning):
-            raise RendererMismatchError("The template changes a message when others follow.")
+            raise RendererMismatchError("The template changes a message when another one follows.")
         return text[len(beginning) :]
 
     def _cached_text(self, kind: str, messages: list[Message], *, opens: bool = False) -> str:
@@ -88,7 +91,7 @@ class ChatTemplate(LearnedReplies):
         return text
 
     def _is_held_back(self, message: Message) -> bool:
-        """Return whether a template shows this first message only if another message follows."""
+        """Return whether this first message is rendered only when another message follows."""
         role = message["role"]
         return role == TOOLS or (role == "system" and not self._opens_alone)
 
@@ -96,7 +99,7 @@ class ChatTemplate(LearnedReplies):
         try:
             alone = self.text([SYSTEM])
             return "Qzsystem" in alone and self.text([SYSTEM, USER]).startswith(alone)
-        except Exception:  # a template may raise anything
+        except Exception:  # templates can raise anything
             return False
 
     def _learn_frames(self) -> list[str]:
@@ -104,7 +107,7 @@ class ChatTemplate(LearnedReplies):
         for shape in ([USER, REPLY, USER, REPLY], [SYSTEM, USER, REPLY]):
             try:
                 tail = self.text(shape)
-            except Exception:  # the template accepts no system message
+            except Exception:  # the template does not accept system messages
                 continue
             for before, after in pairwise(shape):
                 tail = tail.partition(str(before["content"]))[2]
@@ -114,10 +117,10 @@ class ChatTemplate(LearnedReplies):
         return [frame for frame in frames if len(frame) > 1]
 
     def _adds_up(self, messages: list[Message]) -> bool:
-        """Return whether the tokens of single messages add up to those of the conversation."""
+        """Return whether the messages' tokens, concatenated, equal the conversation's tokens."""
         try:
             expected = self.text(messages, opens=True)
-        except Exception:  # the template refuses such conversations, so they never occur
+        except Exception:  # the template rejects such conversations, so they never occur
             return True
         contexts = [
             RenderContext(idx=at, is_last=False, prev_message=before, next_message=after)
@@ -128,10 +131,10 @@ class ChatTemplate(LearnedReplies):
         try:
             texts = [self.message_text(*pair) for pair in zip(messages, contexts, strict=False)]
             opening = self.added_text(contexts[-1])
-        except Exception:  # a template may raise anything
+        except Exception:  # templates can raise anything
             return False
         encode = partial(self._tokenizer.encode, add_special_tokens=False)
-        runs = [""]  # texts to encode, each up to a reply's end
+        runs = [""]  # texts to encode, split after each reply
         for message, added_text in zip(messages, texts, strict=True):
             runs[-1] += added_text
             runs += [""] if message["role"] == "assistant" else []

@@ -1,16 +1,17 @@
-"""Keeps text in a prompt from becoming control tokens.
+"""Prevents text in a prompt from being encoded as control tokens.
 
-Renderers build a prompt as text, and a tokenizer then finds the control tokens in it. The tokenizer
-cannot tell the template's control tokens from those that a user types (``<|im_end|>``), a web page
-contains or the policy quotes. So every string is *marked* before a renderer gets it: inside each
-control token, and at an end that could form a control token with neighbouring text. A mark is an
-unguessable word that templates do not change. When a renderer encodes the text, ``MarkedTokenizer``
-removes the marks and *spells* each marked control token, that is, encodes its characters as plain
-text. All other text is tokenised as usual.
+Renderers build the prompt as text, and the tokenizer then looks for control tokens in it. It cannot
+tell the template's control tokens from ones that were typed by a user (``<|im_end|>``), found on a
+web page or quoted by the policy. So before a string is passed to a renderer, it is *marked*: a mark
+is inserted inside each control token. If the start or the end of the string could become part of a
+control token together with neighbouring text, a mark is inserted there as well. The mark is an
+unguessable word that templates leave unchanged. When the renderer encodes the text,
+``MarkedTokenizer`` removes the marks and *spells* each marked control token, that is, it encodes
+its characters as plain text. All other text is tokenised as usual.
 
-A control token is any token added to a tokenizer's vocabulary, flagged as special or not, except
-white space and single characters. ``<tool_call>`` and ``</think>`` are control tokens too, so text
-cannot pass for a call or a thought.
+A control token is any token that was added to the tokenizer's vocabulary, whether or not it is
+flagged as special, except whitespace and single characters. This includes ``<tool_call>`` and
+``</think>``, so text cannot be mistaken for a call or a thought.
 """
 
 import json
@@ -30,11 +31,11 @@ MARK = f"evertmark{secrets.token_hex(12)}z"
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: long strings match fast
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-_CACHED_LENGTH = 2000  # characters: enough for a template's headers and a system prompt
+_CACHED_LENGTH = 2000  # in characters; enough for a template's headers and a system prompt
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer; it marks text that may contain one."""
+    """A tokenizer's control tokens. Marks text that may contain one."""
 
     def __init__(self, tokenizer: Any) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -44,7 +45,7 @@ class ControlTokens:
         names = [name for name in ids if len(name.strip()) > 1]
         self.names = sorted(names, key=lambda name: (-len(name), name))  # longest match first
         self.by_id = {ids[name]: name for name in names}
-        # Finds control tokens as a tokenizer does; matches nothing if there are none.
+        # Finds control tokens as a tokenizer does. Matches nothing if the tokenizer has none.
         self.pattern = re.compile("|".join(map(re.escape, self.names)) or "(?!)")
         self._longest = max(map(len, names), default=0)
         self._beginnings = {name[:end] for name in names for end in range(1, len(name))}
@@ -61,15 +62,15 @@ class ControlTokens:
     # -- marking ---------------------------------------------------------------------------------
 
     def mark(self, text: str) -> str:
-        """Mark a text where it contains a control token or could be part of one.
+        """Mark text that contains a control token or could become part of one.
 
-        If the tokenizer looks for control tokens in normalized text, mark the normalized text.
+        If the tokenizer looks for control tokens in normalized text, the normalized text is marked.
         """
         if not self.names:
             return text
         if self._normal is not None:
             text = self._normalized(text)
-        # A template may write the text between "<" and ">", for example.
+        # For example, a template may put the text between "<" and ">".
         is_core = len(text) < self._longest and text.strip() in self._cores
         if not is_core and self._edges.search(text) is None:
             return text  # most texts
@@ -83,28 +84,28 @@ class ControlTokens:
         return f"{marked[:at]}{before}{body}{after}{marked[at + len(body) :]}"
 
     def _may_end_token(self, text: str) -> bool:
-        """Return whether a text begins with the end of a control token."""
+        """Return whether a text starts with the end of a control token."""
         return any(text[:n] in self._endings for n in range(1, min(self._longest, len(text) + 1)))
 
     def _may_begin_token(self, text: str) -> bool:
-        """Return whether a text ends with the beginning of a control token."""
+        """Return whether a text ends with the start of a control token."""
         return any(
             text[-n:] in self._beginnings for n in range(1, min(self._longest, len(text) + 1))
         )
 
     def _normalized(self, text: str) -> str:
-        """Return the text in which the tokenizer looks for control tokens."""
+        """Return the text that the tokenizer searches for control tokens."""
         assert self._normal is not None
         normal = self._normal(text)
-        stays = self._normal(normal) == normal  # else the tokenizer would change it again
+        stays = self._normal(normal) == normal  # if not, the tokenizer would change it again
         holds = len(self.pattern.findall(normal)) > len(self.pattern.findall(text))
         return normal if stays or holds else text
 
     def mark_message(self, message: Message) -> Message:
-        """Mark a message's strings; return the same object if there is nothing to mark."""
+        """Mark the strings in a message. Returns the same object if there is nothing to mark."""
         content = message["content"]
         marked = self.mark(content) if isinstance(content, str) else self._mark_parts(content)
-        if len(message) == 2:  # most messages: role and text
+        if len(message) == 2:  # fast path: only role and text
             return message if marked == content else {**message, "content": marked}
         fields: dict[str, Any] = {"content": marked}
         for key in ("name", "tool_call_id"):
@@ -133,7 +134,7 @@ class ControlTokens:
     def _mark_json(self, text: str) -> str:
         """Mark the strings in JSON text, including escaped strings (``\\u003c``).
 
-        The rest stays as written, since it may be nested too deeply for Python's parser.
+        The rest of the text is not reformatted, because it may be nested too deeply to parse.
         """
         marked = self.mark(text)
         value = None
@@ -142,10 +143,10 @@ class ControlTokens:
         except ValueError:
             return marked
         except RecursionError:
-            pass  # its strings can still be marked
+            pass  # too deeply nested to parse, but its strings can still be marked
         if not isinstance(value, str):
             return _STRING.sub(self._mark_string, marked)
-        inner = self._mark_json(value)  # JSON inside JSON: some templates decode twice
+        inner = self._mark_json(value)  # JSON inside JSON, because some templates decode twice
         return marked if inner == value else _json_string(inner)
 
     def _mark_string(self, match: re.Match[str]) -> str:
@@ -157,12 +158,12 @@ class ControlTokens:
         if marked == value:
             return match[0]
         plain = marked.replace(MARK, "")
-        if plain == value and self.pattern.search(plain) is None:  # only the ends are marked
+        if plain == value and self.pattern.search(plain) is None:  # only the ends were marked
             return f'"{MARK}{match[0][1:-1]}{MARK}"'
         return _json_string(marked)
 
     def mark_deep(self, value: Any) -> Any:
-        """Mark every string in a JSON value, including keys."""
+        """Mark all strings in a JSON value, including keys."""
         if isinstance(value, str):
             return self.mark(value)
         if isinstance(value, dict):
@@ -173,7 +174,7 @@ class ControlTokens:
 
 
 def _json_string(text: str) -> str:
-    """Write a string as JSON; escape lone surrogates, which UTF-8 cannot encode."""
+    """Dump a string as JSON. Lone surrogates are escaped because UTF-8 cannot encode them."""
     return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)
 
 
@@ -185,10 +186,10 @@ def _mark_match(match: re.Match[str]) -> str:
 
 
 class MarkedTokenizer:
-    """A tokenizer that spells marked control tokens and encodes all other text as usual.
+    """A tokenizer that encodes marked control tokens as plain text, and other text as usual.
 
-    It caches short texts: renderers encode the same few headers for every message, and a group's
-    episodes begin with the same prompt.
+    Short texts are cached, because renderers encode the same few headers for every message, and all
+    episodes in a group start with the same prompt.
     """
 
     def __init__(self, tokenizer: Any, control: ControlTokens) -> None:
@@ -203,7 +204,7 @@ class MarkedTokenizer:
     def encode(self, text: str, **options: Any) -> list[int]:
         """Return the token ids of ``text`` without its marks."""
         if MARK not in text:
-            if len(text) <= _CACHED_LENGTH:  # most texts
+            if len(text) <= _CACHED_LENGTH:  # the common case
                 return list(self._encode_cached(text, **options))
             return list(self._encode_uncached(text, **options))
         pieces = text.split(MARK)
@@ -214,12 +215,12 @@ class MarkedTokenizer:
             if bisect_right(marks, match.start()) < bisect_left(marks, match.end()):
                 tokens += self._encode(plain[end : match.start()], **options)
                 tokens += self._spell_cached(match[0])
-                options["add_special_tokens"] = False  # only at the beginning
+                options["add_special_tokens"] = False  # only at the start
                 end = match.end()
         return [*tokens, *self._encode(plain[end:], **options)]
 
     def spelled_out(self, tokens: Iterable[int]) -> list[int]:
-        """Return the tokens, with each control token spelled as text."""
+        """Return the tokens with each control token spelled as text."""
         names = self._control.by_id
         return [
             t
@@ -243,9 +244,9 @@ class MarkedTokenizer:
 
 
 class MarkedBackend(MarkedTokenizer):
-    """A ``MarkedTokenizer`` for a ``tokenizers.Tokenizer``, which returns an object with ``ids``.
+    """A ``MarkedTokenizer`` that wraps a ``tokenizers.Tokenizer``. Its results have ``ids``.
 
-    From version 0.6 on, the Cookbook's Qwen3 renderers encode contents with such a tokenizer.
+    Since version 0.6, the Cookbook's Qwen3 renderers encode message contents with such a tokenizer.
     """
 
     def encode(self, text: str, **options: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Reads OpenAI's Harmony (gpt-oss), whose replies consist of several messages with channels.
+"""Parses OpenAI's Harmony format (gpt-oss), where a reply consists of several messages.
 
-Renderings do not show that a thought, a text and calls are messages of one reply, so the format is
-not learned, but recognised by its control tokens.
+Renderings do not reveal that thoughts, text and calls are separate messages of the same reply, so
+this format is not learned but recognised by its control tokens.
 """
 
 import json
@@ -16,10 +16,10 @@ from evert.bridge.tokens.call_values import schemas_of
 from evert.bridge.tokens.probes import thinking
 
 MARKS = {"<|channel|>", "<|message|>", "<|call|>", "<|constrain|>"}
-"""The control tokens by which Harmony is recognised."""
+"""The control tokens that identify the Harmony format."""
 
 STOPS = ("<|return|>", "<|call|>")
-"""Control tokens that end a reply; ``<|end|>`` ends only a message of the reply."""
+"""Control tokens that end a reply. ``<|end|>`` only ends a message within the reply."""
 
 _MESSAGE = re.compile(
     r"\s*(?:<\|start\|>)?(?P<head>(?:(?!<\|message\|>).){0,200})<\|message\|>"
@@ -30,16 +30,16 @@ _TO = re.compile(r"to=(?:functions\.)?([\w.\-]+)")
 
 
 def is_harmony(names: Collection[str]) -> bool:
-    """Return whether the model of a tokenizer with these control tokens writes Harmony."""
+    """Return whether a model with these control tokens uses the Harmony format."""
     return set(names) >= MARKS
 
 
 def read_harmony(text: str, tools: Sequence[Any] | None) -> Message:
-    """Read thoughts, text and calls from a reply's text into one message.
+    """Parse a reply's text into a single message with thoughts, text and calls.
 
     Args:
-        text: The text after the header ``<|start|>assistant``, from the first channel on.
-        tools: The tools that were offered; None if they are unknown.
+        text: The text after the header ``<|start|>assistant``, starting with the first channel.
+        tools: The tools that the request offered, or None if unknown.
     """
     thoughts: list[str] = []
     texts: list[str] = []

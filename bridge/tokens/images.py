@@ -1,8 +1,8 @@
-"""Checks an episode's images before a renderer sees them.
+"""Checks the images in an episode before they are passed to a renderer.
 
-A renderer opens any URL that it gets, even a file on the trainer's machine. So ``Images`` checks
-all images of an agent, and accepts only ``data:`` URLs with bytes that can be opened as an image.
-They are opened in a thread, because opening an image takes longer than a turn.
+Renderers open any URL they are given, even files on the trainer's machine. ``Images`` therefore
+checks every image that an agent sends. It accepts only ``data:`` URLs that contain a valid image.
+Images are decoded in a thread, because decoding one takes longer than a turn.
 """
 
 import base64
@@ -16,24 +16,28 @@ from tinker_cookbook.renderers.base import Message
 from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.tokens.loop_budget import LongTextError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # for some other formats, Pillow starts programs
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # Pillow runs external programs for some other formats
 MOST_BYTES = 20_000_000  # per image
-MOST_PIXELS = 50_000_000  # per image; a file of a few kilobytes may claim many more
+MOST_PIXELS = 50_000_000  # per image; a file of a few kilobytes can contain more
 MOST_IMAGES = 100  # per message
 
 
 class Images:
-    """The images of one episode; each image is opened only once."""
+    """The images in one episode. Each distinct image is decoded only once."""
 
     def __init__(self) -> None:
         self._urls: dict[str, str] = {}
         self._has_any = False
 
     def check(self, message: Message, max_chars: int | None = None) -> Message:
-        """Check a message's images; raise a ``LongTextError`` unless ``max_chars`` is None."""
+        """Check the images in a message.
+
+        Unless ``max_chars`` is None, raises ``LongTextError`` if this message or an earlier one
+        contains an image.
+        """
         content = message["content"]
         if isinstance(content, str) or not any(part["type"] == "image" for part in content):
-            if self._has_any and max_chars is not None:  # a template may render every image again
+            if self._has_any and max_chars is not None:  # a template may re-render earlier images
                 raise LongTextError
             return message
         self._has_any = True
@@ -56,8 +60,9 @@ class Images:
             if image[:5].lower() != "data:":
                 name = image.partition("?")[0]  # the query may contain a secret
                 raise _refusal(
-                    f"The image {name[:200]!r} is not fetched; expected its data. Send it as a "
-                    "data: URL: 'data:image/png;base64,' + base64.b64encode(content).decode()."
+                    f"evert does not fetch images from URLs such as {name[:200]!r}. Send the image "
+                    "itself as a data: URL, for example "
+                    "'data:image/png;base64,' + base64.b64encode(content).decode()."
                 )
             url = _data_url(_content(image))
             self._urls[image] = image if url == image else url
@@ -67,26 +72,26 @@ class Images:
 def _content(url: str) -> bytes:
     head, _, payload = url.partition(",")
     if len(payload) * 3 // 4 > MOST_BYTES:
-        raise _refusal(f"The image in a data: URL has more than {MOST_BYTES} bytes.")
+        raise _refusal(f"The image in a data: URL is larger than {MOST_BYTES} bytes.")
     try:
         if not head.lower().endswith(";base64"):
-            raise ValueError("it is not marked as base64")
+            raise ValueError("it is not declared as base64")
         payload = "".join(payload.split())
         return base64.b64decode(payload + "=" * (-len(payload) % 4), validate=True)
     except ValueError as error:
         raise _refusal(
-            f"An image begins with {url!r:.50} and cannot be read: {error}. Expected "
+            f"An image URL that starts with {url!r:.50} cannot be decoded: {error}. Expected "
             "data:image/png;base64,..."
         ) from None
 
 
 def _data_url(content: bytes) -> str:
-    """Return an image's bytes as a ``data:`` URL; raise a 400 if they are not a whole image."""
+    """Return an image as a ``data:`` URL, or raise a 400 if the bytes are not a valid image."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             _check_pixels(image, "in a data: URL")
             if image.format != "MPO" and getattr(image, "is_animated", False):
-                raise _refusal("The image in a data: URL is animated; send one of its frames.")
+                raise _refusal("The image in a data: URL is animated. Send a single frame instead.")
             image.load()
             kind = image.get_format_mimetype()
     except openai.BadRequestError:
@@ -94,8 +99,9 @@ def _data_url(content: bytes) -> str:
     except Exception as error:  # Pillow's decoders may raise anything
         expected = ", ".join(FORMATS)
         raise _refusal(
-            f"The image in a data: URL cannot be opened ({len(content)} bytes); expected a whole "
-            f"image, one of {expected}. {type(error).__name__}: {error!s:.200}"
+            f"The image in a data: URL ({len(content)} bytes) cannot be opened; expected a "
+            f"complete image in one of the formats {expected}. {type(error).__name__}: "
+            f"{error!s:.200}"
         ) from None
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
@@ -104,8 +110,8 @@ def _check_pixels(image: Image.Image, name: str) -> None:
     width, height = image.size
     if width * height > MOST_PIXELS:
         raise _refusal(
-            f"The image {name} has {width} x {height} pixels; at most {MOST_PIXELS} are opened. "
-            "Send a smaller one."
+            f"The image {name} has {width} x {height} pixels; the limit is {MOST_PIXELS} pixels. "
+            "Send a smaller image."
         )
 
 

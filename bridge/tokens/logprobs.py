@@ -1,14 +1,14 @@
-"""Log-probabilities of sampled tokens, as the sampler returned them; evert does not compute any.
+"""Log-probabilities of sampled tokens, as returned by the sampler. evert does not compute them.
 
-The Cookbook gives an Env only the sampled token ids: ``env.step(action.tokens, extra=...)``.
-``SampledTokens`` is a list of token ids that also has their log-probabilities. It is created by
+The Cookbook only passes the sampled token ids to an Env (``env.step(action.tokens, extra=...)``).
+``SampledTokens`` is a list of token ids that also carries their log-probabilities. It is created by
 
     the Cookbook's ``TinkerTokenCompleter``   once an Env exists (``clients/takeover.py``)
-    evert's own policies                      ``ScriptedPolicy``, the policies of evaluations
-    a loop of your own                        ``env.step(SampledTokens(tokens, logprobs))``
+    evert's own policies                      ``ScriptedPolicy``, the policies used in evaluations
+    your own loop                             ``env.step(SampledTokens(tokens, logprobs))``
 
-An agent gets a ``TokenLogprob`` for each sampled token, as with vLLM and SGLang: including
-thinking, tool calls and the stop token, with each token decoded by itself.
+Agents get one ``TokenLogprob`` per sampled token, as with vLLM and SGLang. Thinking, tool
+calls and the stop token are included. Each token is decoded separately.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,10 +27,10 @@ class SampledTokens(list[int]):
 
     Args:
         tokens: The sampled token ids.
-        logprobs: One log-probability per token; None if unknown.
+        logprobs: One log-probability per token, or None if unknown.
 
     Raises:
-        ValueError: There are more or fewer log-probabilities than tokens.
+        ValueError: The number of log-probabilities does not match the number of tokens.
     """
 
     def __init__(self, tokens: Iterable[int] = (), logprobs: Sequence[float] | None = None) -> None:
@@ -38,13 +38,13 @@ class SampledTokens(list[int]):
         if logprobs is not None and len(logprobs) != len(self):
             raise ValueError(
                 f"Got {len(logprobs)} log-probabilities for {len(self)} tokens; expected one per "
-                "token, or None if they are not known."
+                "token, or None if they are unknown."
             )
         self.logprobs = logprobs
 
 
 def keep_logprobs(action: TokensWithLogprobs) -> TokensWithLogprobs:
-    """Put an action's log-probabilities, if it has any, into its tokens; return the action."""
+    """Attach an action's log-probabilities (if any) to its tokens, and return the action."""
     if action.maybe_logprobs is not None and not isinstance(action.tokens, SampledTokens):
         action.tokens = SampledTokens(action.tokens, action.maybe_logprobs)
     return action
@@ -56,7 +56,7 @@ def with_logprobs(
     logprobs: Sequence[float] | None,
     renderer: PromptRenderer,
 ) -> Reply:
-    """Add the tokens' log-probabilities to a reply; raise a 400 if there are none."""
+    """Add the tokens' log-probabilities to a reply, or raise a 400 if there are none."""
     if logprobs is None:
         raise unavailable("the tokens of this reply came without log-probabilities")
     token_logprobs = []
@@ -67,12 +67,12 @@ def with_logprobs(
 
 
 def unavailable(reason: str) -> openai.BadRequestError:
-    """Return the 400 for a reply without log-probabilities."""
+    """Create the 400 for a reply without log-probabilities."""
     return bad_request(
-        f"'logprobs' cannot be returned: {reason}. They come with tokens that the Cookbook's "
-        "TinkerTokenCompleter samples (as in training and evaluation) and with "
-        "evert.ScriptedPolicy. In a loop of your own, step the Env with "
-        "evert.SampledTokens(tokens, logprobs), or leave the field out.",
+        f"'logprobs' cannot be returned: {reason}. They are available if the tokens are sampled "
+        "with the Cookbook's TinkerTokenCompleter (as in training and evaluation) or with "
+        "evert.ScriptedPolicy. In your own loop, pass evert.SampledTokens(tokens, logprobs) to "
+        "step(), or leave the field out.",
         param="logprobs",
         code="logprobs_unavailable",
     )

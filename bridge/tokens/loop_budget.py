@@ -1,10 +1,10 @@
-"""Renders long texts in threads, because on the event loop they would block all other episodes.
+"""Renders long texts in threads, because they would block all other episodes on the event loop.
 
-A tokenizer takes a second for a few megabytes, so the event loop renders at most ``max_chars``
-characters at once. If there is more text, rendering raises a ``LongTextError`` before it changes
-anything, and ``LongTexts`` renders again in a thread, with a copy of the renderer. A tokenizer
-cannot be stopped, so a prompt that is certain to exceed its limit is refused first
-(``least_tokens``). Huge texts may take seconds, and get a thread and a copy of their own.
+A tokenizer needs about a second for a few megabytes, so at most ``max_chars`` characters are
+rendered on the event loop at once. If there is more text, rendering raises a ``LongTextError``
+before it changes anything, and ``LongTexts`` starts again in a thread with a copy of the renderer.
+Tokenizers cannot be interrupted, so prompts that are certain to exceed the limit are rejected
+beforehand (``least_tokens``). Huge texts can take seconds, so they get a separate thread and copy.
 """
 
 import asyncio
@@ -27,35 +27,35 @@ T = TypeVar("T")
 Work = Callable[[PromptRenderer, int | None], T]
 
 LONG_TEXT = 20_000
-"""A tokenizer needs milliseconds for this many characters; longer texts go to a thread."""
+"""A tokenizer needs milliseconds for this many characters. Longer texts go to a thread."""
 
 HUGE_TEXT = 200_000
-"""A tokenizer may need a second for this many characters; longer texts get their own thread."""
+"""A tokenizer may need a second for this many characters. Longer texts go to another thread."""
 
 CHARACTERS = 4  # per token, roughly
 
 
 class LongTextError(Exception):
-    """There is more text than may be rendered on the event loop."""
+    """The text is too long to be rendered on the event loop."""
 
 
 def check_text(value: object, max_chars: int | None) -> None:
-    """Raise ``LongTextError`` if a value has more than ``max_chars`` characters; None: no limit."""
+    """Raise ``LongTextError`` if a value has more than ``max_chars`` characters."""
     if max_chars is None:
         return
     try:
         length = _length(value, max_chars)
-    except Exception as error:  # from an agent's own object, which will be refused when read
+    except Exception as error:  # raised by a custom object, which will be rejected later
         raise LongTextError from error
     if length > max_chars:
         raise LongTextError
 
 
 def _length(value: object, max_chars: int) -> int:
-    """Count the characters in a value; stop at more than ``max_chars``."""
+    """Count the characters in a value, stopping once there are more than ``max_chars``."""
     count = 0
     queue: list[Any] = [value]
-    for item in queue:  # grows in the loop
+    for item in queue:  # the queue grows during the loop
         kind = type(item)
         if kind is dict and len(item) == 2 and type(content := item.get("content")) is str:
             count += len(content)  # most messages
@@ -63,7 +63,7 @@ def _length(value: object, max_chars: int) -> int:
             count += str.__len__(item)
         elif kind is list:
             queue += item
-            count += 1  # so that a list that contains itself ends the loop
+            count += 1  # so that the loop ends if a list contains itself
         elif kind is dict or isinstance(item, Mapping):
             queue += item
             queue += item.values()
@@ -79,13 +79,13 @@ def _length(value: object, max_chars: int) -> int:
 
 
 def check_tokens(count: int, max_chars: int | None) -> None:
-    """Raise ``LongTextError`` if ``count`` tokens have more than about ``max_chars`` characters."""
+    """Raise ``LongTextError`` if ``count`` tokens exceed roughly ``max_chars`` characters."""
     if max_chars is not None and count * CHARACTERS > max_chars:
         raise LongTextError
 
 
 class LongTexts:
-    """Renders texts for one Env; ``longest`` is the prompt's token limit, or None."""
+    """Renders texts for one Env. ``longest`` is the maximum number of tokens in a prompt."""
 
     def __init__(self, renderer: PromptRenderer, longest: int | None = None) -> None:
         self._renderer = renderer
@@ -94,11 +94,11 @@ class LongTexts:
         self._is_over = False
 
     async def render(self, work: Work[T], request: ChatRequest | None = None) -> T:
-        """Call ``work`` with a limit; if it raises ``LongTextError``, without one in a thread.
+        """Call ``work`` with a length limit, or in a thread without one if the text is longer.
 
         Raises:
-            EnvClosedError: ``stop`` was called meanwhile.
-            openai.BadRequestError: The prompt of ``request`` is certainly too long.
+            EnvClosedError: ``stop`` was called in the meantime.
+            openai.BadRequestError: The prompt of ``request`` is certain to be too long.
         """
         try:
             return work(self._renderer, LONG_TEXT)
@@ -126,7 +126,7 @@ class LongTexts:
         return await off_loop(work, copy, None)
 
     def stop(self) -> None:
-        """Stop waiting, since the Env is closed; drop work that has not begun."""
+        """Stop waiting because the Env is closed, and drop work that has not started."""
         self._is_over = True
         if self._task is not None:
             self._task.cancel()
@@ -135,17 +135,18 @@ class LongTexts:
 # -- the minimum length of a prompt ----------------------------------------------------------------
 
 _COUNTED = (("[!-~]", "[!-~]"), (" [A-Za-z](?=[ -~])", "(?:^|\u0120)[A-Za-z]"))
-"""Patterns for characters and for word starts: in a text, and in tokens (U+0120 is a space)."""
+"""Patterns for characters and word starts, in text and in tokens (where U+0120 is a space)."""
 
 _maxima: WeakKeyDictionary[PromptRenderer, list[int]] = WeakKeyDictionary()
 
 
 def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
-    """Return the minimum number of tokens in a prompt of these messages; 0 if unknown.
+    """Return a lower bound on the tokens in a prompt with these messages, or 0 if unknown.
 
-    The minimum follows from the maximum number of characters, and of word starts, in any token. It
-    is known only for tokenizers that preserve all text, and for the Cookbook's renderers, which
-    show the model every message in full.
+    There are two bounds: the number of characters in the messages, divided by the largest number in
+    any token; and the same for word starts. The larger one is returned. It is only known if the
+    tokenizer preserves all text and the renderer is one of the Cookbook's, which include every
+    message in full.
     """
     maxima = _maxima.get(renderer)
     if maxima is None:
@@ -157,7 +158,7 @@ def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
 
 
 def _token_maxima(renderer: Any) -> list[int]:
-    """Return each pattern's maximum count in a token; empty if a token may represent any text."""
+    """For each pattern, return the most matches in a single token; return [] if unknown."""
     backend: Any = getattr(renderer.tokenizer, "backend_tokenizer", None)
     is_known = isinstance(getattr(backend, "model", None), BPE)
     is_known = is_known and isinstance(backend.normalizer, NFC | None)

@@ -1,7 +1,8 @@
-"""Loads models from folders without running the code that may be in them.
+"""Loads models from folders without running any code that they contain.
 
-The Cookbook's environment variable ``HF_TRUST_REMOTE_CODE`` says whether to trust such code. Worker
-processes inherit the variable. Commands set it to the value of their ``trust_remote_code``.
+Whether such code is trusted is controlled by the Cookbook's environment variable
+``HF_TRUST_REMOTE_CODE``, which worker processes inherit. Commands set it to the value of their
+``trust_remote_code`` setting.
 """
 
 import json
@@ -21,20 +22,21 @@ logger = logging.getLogger(__name__)
 TRUST = "HF_TRUST_REMOTE_CODE"
 
 LARGEST_TEXT = 256 * 2**20  # maximum bytes of a ``.json`` or ``.jinja`` file
-LONGEST = 400  # maximum characters of a loader's message, which may quote the folder's files
+LONGEST = 400  # maximum length of a loader's error message, which may quote files of the model
 
 
 def code_is_trusted() -> bool:
-    """Return whether models may currently run their own code."""
+    """Return whether models are currently allowed to run their own code."""
     return os.environ.get(TRUST, "").lower() in ("1", "true", "yes")
 
 
 @contextmanager
 def trusting_code(trusted: bool) -> Iterator[None]:
-    """Allow or forbid models to run their own code inside the block; allowing logs a warning."""
+    """Set whether models may run their own code inside the block. Warns if they may."""
     if trusted:
         logger.warning(
-            "trust_remote_code=True: Python code that comes with a model will run with your rights."
+            "trust_remote_code=True: Python code that comes with a model will run with your "
+            "permissions."
         )
     before = os.environ.get(TRUST)
     os.environ[TRUST] = str(int(trusted))
@@ -48,10 +50,10 @@ def trusting_code(trusted: bool) -> Iterator[None]:
 
 
 def from_pretrained(auto_class: Any, name: str, source: str, **options: Any) -> Any:
-    """Load a model from a folder or the Hub, with a ``transformers`` auto class.
+    """Load a model from a folder or the Hub with a ``transformers`` auto class.
 
-    ``name`` is the user's name for the model, ``source`` its folder or its name on the Hub. Raises
-    an ``InvalidModelError`` if a folder cannot be loaded.
+    ``name`` is what the user calls the model, and ``source`` is its folder or its name on the Hub.
+    Raises an ``InvalidModelError`` if a folder cannot be loaded.
     """
     with loading(name, source):
         if auto_class.__name__ == "AutoTokenizer" and _has_its_own_tokenizer(Path(source)):
@@ -61,7 +63,7 @@ def from_pretrained(auto_class: Any, name: str, source: str, **options: Any) -> 
 
 @contextmanager
 def loading(name: str, source: str) -> Iterator[None]:
-    """Turn loading errors into an ``InvalidModelError``, as ``from_pretrained`` describes."""
+    """Convert loading errors to ``InvalidModelError`` (see ``from_pretrained``)."""
     folder = Path(source)
     if folder.is_dir():
         check_folder(name, folder)
@@ -69,14 +71,14 @@ def loading(name: str, source: str) -> Iterator[None]:
         yield
     except InvalidModelError:
         raise
-    except Exception as error:  # a damaged file may make a parser raise anything
+    except Exception as error:  # parsers can raise anything on a damaged file
         if not code_is_trusted() and "trust_remote_code" in str(error):
             raise _untrusted(name, folder) from error
         if not folder.is_dir():
             raise
         reason = f"the loader raised {type(error).__name__}: {' '.join(str(error).split())}"
         if isinstance(error, UnpicklingError):
-            reason = "its weights are a pickle of more than tensors; use .safetensors"
+            reason = "its weights are a pickle that contains more than tensors; use .safetensors"
         reason = "".join(character for character in reason if character.isprintable())
         raise InvalidModelError(
             f"Model {name!r} could not be loaded. Check the files in {source}; {reason:.{LONGEST}}"
@@ -84,7 +86,7 @@ def loading(name: str, source: str) -> Iterator[None]:
 
 
 def check_folder(name: str, folder: Path) -> None:
-    """Refuse a folder with files that are too large, or not plain: a pipe would block forever."""
+    """Reject folders with files that are too large or not regular (a pipe would block forever)."""
     for file in folder.iterdir():
         if not file.exists() or file.is_dir():
             continue
@@ -93,15 +95,16 @@ def check_folder(name: str, folder: Path) -> None:
             continue
         problem = f"has {size:,} bytes" if file.is_file() else "is a pipe, a device or a socket"
         raise InvalidModelError(
-            f"Model {name!r}: {file.name!r} in {folder} {problem}; expected a file, of at most "
-            f"{LARGEST_TEXT:,} bytes if it is text. Check where the folder comes from."
+            f"Model {name!r}: {file.name!r} in {folder} {problem}; expected a regular file. Text "
+            f"files may have at most {LARGEST_TEXT:,} bytes. Check where the folder comes from."
         )
 
 
 def register_folder(name: str) -> None:
     """Make the Cookbook's ``get_tokenizer`` load a folder's tokenizer with ``from_pretrained``.
 
-    The Cookbook itself would run any code in the folder. It still loads all other models.
+    By itself, the Cookbook would run any code in the folder. Models that are not folders are still
+    loaded by the Cookbook.
     """
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered, register_tokenizer
 
@@ -122,7 +125,11 @@ def _load(name: str, folder: str, trusted: bool) -> Any:
 
 
 def _has_its_own_tokenizer(folder: Path) -> bool:
-    """Return whether ``transformers`` lacks the class; it would silently use another class."""
+    """Return whether the tokenizer needs untrusted code.
+
+    This is the case if ``transformers`` does not have the tokenizer's class. Without the code,
+    ``transformers`` would silently use a different class.
+    """
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     config = read_json(folder / "tokenizer_config.json")
@@ -137,14 +144,14 @@ def _untrusted(name: str, folder: Path) -> InvalidModelError:
     }
     entries = "; ".join(f"{file} names {entry!r:.100}" for file, entry in maps.items() if entry)
     return InvalidModelError(
-        f"Model {name!r} needs Python code that comes with it: auto_map in "
-        f"{entries or 'its files'}. None of it was run. Read the code, and if you trust it, pass "
+        f"Model {name!r} needs the Python code that comes with it (auto_map in "
+        f"{entries or 'its files'}). The code was not run. Review it, and if you trust it, pass "
         "trust_remote_code=True."
     )
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a model's file; empty if there is none."""
+    """Return the JSON object in a file, or an empty dict if there is none."""
     try:
         value = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Made-up conversations that reveal a chat template's format; no template contains their words."""
+"""Made-up conversations that reveal a chat template's format. No template contains their words."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ from tinker_cookbook.renderers.base import (
 from evert.bridge.tokens.call_learning import FIRST
 
 TOOLS = "tools"
-"""Role of the message that passes tools to a template; its content is the system prompt."""
+"""Role of the message that passes tools to a template. Its content is the system prompt."""
 
 SYSTEM = Message(role="system", content="Qzsystem")
 USER = Message(role="user", content="Qzuser")
@@ -29,23 +29,23 @@ TOOL = ToolSpec(
 
 
 PROBE_IDS, PROBE_IDS_WITH_NAMES = "qzcall{number:03}", "functions.{name}:{number}"
-"""Ids of made-up calls. Every template accepts the first form, nine letters and digits, except
-those that show a call's name only in its id."""
+"""Ids of made-up calls. The first format (nine letters and digits) works with every template except
+those that show the name of a call only in its id."""
 
 
 def probe_call(call_id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
-    """Make a tool call."""
+    """Build a tool call."""
     body = ToolCall.FunctionBody(name=name, arguments=json.dumps(arguments))
     return ToolCall(id=call_id, function=body)
 
 
 def thinking(thought: str, text: str) -> list[ContentPart]:
-    """Make a reply's content from a thought and a text."""
+    """Build the content of a reply from a thought and text."""
     return [ThinkingPart(type="thinking", thinking=thought), *parts(text)]
 
 
 def parts(text: str) -> list[ContentPart]:
-    """Make a list of parts from a text; empty if the text is empty."""
+    """Wrap a text in a list of content parts, which is empty if the text is empty."""
     return [TextPart(type="text", text=text)] if text else []
 
 
@@ -55,7 +55,7 @@ RESULT = Message(role="tool", content="Qzresult", tool_call_id="qzcall000", name
 
 
 def shapes(*, thinks: bool, calls: bool) -> list[list[Message]]:
-    """Make conversations of each kind that an agent may have."""
+    """Return an example of every type of conversation that an agent may have."""
     user = [Message(role="user", content=f"Qzuser {n}, please?") for n in range(3)]
     replies = [Message(role="assistant", content=f"Qzreply {n}.") for n in range(3)]
     plain = [user[0], replies[0], user[1], replies[1], user[2]]
@@ -81,9 +81,9 @@ def shapes(*, thinks: bool, calls: bool) -> list[list[Message]]:
 
 
 def stand_in(ctx: RenderContext) -> tuple[str, list[Message]]:
-    """Return a short conversation to render in place of the messages before one, and its kind.
+    """Return a short conversation to render in place of the preceding messages, and a cache key.
 
-    The kind is "" if at most one message comes before, which is then not replaced.
+    If there is at most one preceding message, it is used unchanged and the key is "".
     """
     last = ctx.prev_message
     if last is None or ctx.idx == 1:
@@ -98,12 +98,12 @@ def stand_in(ctx: RenderContext) -> tuple[str, list[Message]]:
 
 
 def carrier(tools: list[ToolSpec], system_prompt: str) -> Message:
-    """Make the message that passes tools to a template."""
+    """Build the message that passes tools to a template."""
     return Message(role=TOOLS, content=system_prompt, tools=tools)  # type: ignore[typeddict-unknown-key]
 
 
 def is_tool(message: Message | None) -> bool:
-    """Return whether a message is a tool's result."""
+    """Return whether a message is a tool result."""
     return message is not None and message["role"] == "tool"
 
 

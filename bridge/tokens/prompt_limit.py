@@ -1,4 +1,4 @@
-"""The longest prompt that leaves a runner room to sample."""
+"""The maximum prompt length that leaves room for the reply."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ from tinker_cookbook.rl.types import StopReason
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """The longest prompt that leaves a runner room to sample."""
+    """The maximum prompt length that leaves room for the reply."""
 
     tokens: int | None  # maximum length of a prompt; None for no limit
-    reason: StopReason  # stop reason of an episode in which a prompt exceeds the limit
-    response: int | None = None  # maximum tokens after a lineage's first prompt; None: no limit
+    reason: StopReason  # stop reason for an episode with a prompt over the limit
+    response: int | None = None  # maximum tokens after a lineage's first prompt; None for no limit
 
     def longest(self, first: int | None) -> int | None:
-        """Return the limit on a prompt's tokens; None for no limit.
+        """Return the maximum number of tokens in a prompt, or None for no limit.
 
-        ``first`` is the number of tokens of its lineage's first prompt; None if this is the first.
+        ``first`` is the length of the lineage's first prompt, or None if this prompt is the first.
         """
         if first is None or self.response is None:
             return self.tokens

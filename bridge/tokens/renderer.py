@@ -1,15 +1,15 @@
-"""Wraps a Cookbook renderer for Envs.
+"""Wraps a Cookbook renderer for use in Envs.
 
-``PromptRenderer`` renders whole prompts (``full``), the tokens that new messages add (``tail``) and
-the generation suffix, and it parses actions. It adds three things that a ``Renderer`` lacks:
+``PromptRenderer`` renders whole prompts (``full``), the tokens added by new messages (``tail``) and
+the generation suffix, and it parses actions. It adds three things to the Cookbook's ``Renderer``:
 
-- *Escaping.* The text of a control token inside a message (``<|im_start|>`` typed by a user, or
-  returned by a tool) must not become that token. ``escape`` and ``tool_prefix`` prevent this for
-  every renderer that encodes text with its tokenizer (``escaping.py``).
+- *Escaping.* If a message contains the text of a control token (``<|im_start|>`` typed by a user or
+  returned by a tool), it must not be encoded as that token. ``escape`` and ``tool_prefix`` ensure
+  this for every renderer that encodes text with its tokenizer (``escaping.py``).
 - *A lock.* Hugging Face tokenizers store "split special tokens" as state, so two threads that
   encode at the same time corrupt each other's results. Long texts are tokenised off the event loop
-  by a copy of the tokenizer with its own lock, so short texts never wait for long ones.
-- *A cache* of the generation suffix, which is the same in every turn.
+  with a copy of the tokenizer that has a separate lock, so short texts never wait for long ones.
+- *A cache* for the generation suffix, which is the same in every turn.
 """
 
 import copy
@@ -45,18 +45,18 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 if TYPE_CHECKING:
     import torch
 
-register_with_cookbook()  # here, since every Env, even an unpickled one, imports this module
+register_with_cookbook()  # done here because every Env (even an unpickled one) imports this module
 
 
 class PromptRenderer:
-    """A renderer that Envs and threads can share."""
+    """A renderer that can be shared between Envs and threads."""
 
     def __init__(self, renderer: Renderer) -> None:
         tokenizer = getattr(renderer, "tokenizer", None)
         if tokenizer is None or not hasattr(renderer, "build_generation_prompt"):
             raise RendererMismatchError(
                 f"Expected a tinker_cookbook renderer with a tokenizer, got {renderer!r} of type "
-                f"{type(renderer).__name__}. Make one with "
+                f"{type(renderer).__name__}. Create one with "
                 "tinker_cookbook.renderers.get_renderer(name, tokenizer)."
             )
         self._control = ControlTokens(tokenizer)
@@ -64,7 +64,7 @@ class PromptRenderer:
         self._name = type(renderer).__name__
         self._tokenizer = MarkedTokenizer(tokenizer, self._control)
         self._renderer = with_tokenizer(renderer, self._tokenizer)
-        if hasattr(renderer, "system_role_as_user"):  # or it would refuse later system messages
+        if hasattr(renderer, "system_role_as_user"):  # else later system messages fail
             vars(self._renderer)["system_role_as_user"] = True
         for name, value in vars(renderer).items():
             if isinstance(value, tokenizers.Tokenizer):
@@ -74,8 +74,8 @@ class PromptRenderer:
         self._suffixes: dict[str | None, list[int]] = {}
         self.stop: StopCondition = renderer.get_stop_sequences()
         self.end_tokens = [s for s in self.stop if isinstance(s, int)]
-        # Whether new messages can be rendered alone, because they never change the history's
-        # tokens. They may do so if a template reads the whole conversation.
+        # Whether new messages can be rendered separately because they never change the tokens of
+        # the history. This is not the case if a template looks at the whole conversation.
         self.renders_tails = (
             renderer.has_extension_property
             and len(self.end_tokens) == len(self.stop) > 0
@@ -84,21 +84,21 @@ class PromptRenderer:
                 or type(renderer).build_generation_prompt is Renderer.build_generation_prompt
             )
         )
-        # Whether the history shows the call ids that the agent got.
+        # Whether the history shows the same call ids that the agent received.
         self.keeps_ids = isinstance(renderer, TemplateRenderer)
-        # Whether images become chunks; renderers without a processor would drop them silently.
+        # Renderers without an image processor would silently drop images.
         self.takes_images = getattr(renderer, "image_processor", None) is not None
 
     @cached_property
     def off_loop(self) -> "PromptRenderer":
-        """This renderer with a copy of its tokenizer, for long texts in worker threads."""
+        """This renderer with a copy of its tokenizer, for rendering long texts in threads."""
         tokenizer = copy.deepcopy(self.renderer.tokenizer)
         return PromptRenderer(with_tokenizer(self.renderer, tokenizer))
 
     # -- text ------------------------------------------------------------------------------------
 
     def escape(self, message: Message) -> Message:
-        """Mark a message so that no text in it becomes a control token."""
+        """Mark a message so that none of its text is encoded as a control token."""
         content = message["content"]
         if isinstance(content, list) and not self.takes_images:
             _refuse_images(content, self._name)
@@ -111,7 +111,7 @@ class PromptRenderer:
 
     @cached_property
     def _text_frames(self) -> list[str]:
-        """The text between messages in a format without control tokens, such as "\\n\\nUser:"."""
+        """What separates messages in a plain-text format, for example "\\n\\nUser:"."""
         if isinstance(self.renderer, TemplateRenderer):
             return self.renderer.template.frames
         stops = [stop for stop in self.stop if isinstance(stop, str)]
@@ -127,13 +127,13 @@ class PromptRenderer:
     def _check_spells(self) -> None:
         if not self._encodes_here:
             raise RendererMismatchError(
-                f"{self._name} does not encode texts with its tokenizer, so evert cannot keep the "
-                "control token in this text from taking effect. Leave the token out."
+                f"{self._name} does not encode text with its tokenizer, so evert cannot escape the "
+                "control token in this message. Remove the token from the text."
             )
 
     @cached_property
     def _encodes_here(self) -> bool:
-        """Whether the renderer encodes text with its tokenizer, which removes marks."""
+        """Whether the renderer encodes text with our tokenizer, which removes the marks."""
         try:
             prompt = self.full([Message(role="user", content=f"a{MARK}b")])
         except RendererMismatchError:
@@ -141,30 +141,30 @@ class PromptRenderer:
         return MARK not in self.decode([token for token in prompt if isinstance(token, int)])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids, including control tokens."""
+        """Decode token ids to text, including control tokens."""
         with self.lock:
             return str(self.renderer.tokenizer.decode(list(tokens)))
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of ``text`` alone, with control tokens recognised."""
+        """Encode ``text`` by itself; control tokens in it are recognised."""
         with self.lock:
             return list(self.renderer.tokenizer.encode(text, add_special_tokens=False))
 
     def spell(self, text: str) -> list[int]:
-        """Return the token ids of ``text`` alone, with control tokens spelled as plain text."""
+        """Encode ``text`` by itself; control tokens in it are encoded as plain text."""
         marked = self._control.mark(text)
         with self.lock:
             return self._tokenizer.encode(marked, add_special_tokens=False)
 
     def differ_in_spelling(self, tokens: Sequence[int], other_tokens: Sequence[int]) -> bool:
-        """Return whether the tokens differ at most in control tokens that one of them spells."""
+        """Return whether the tokens are equal once all control tokens are spelled as text."""
         with self.lock:
             return self._tokenizer.spelled_out(tokens) == self._tokenizer.spelled_out(other_tokens)
 
     # -- prompts ---------------------------------------------------------------------------------
 
     def tool_prefix(self, tools: list[ToolSpec], system_prompt: str) -> list[Message]:
-        """Return the messages that offer ``tools`` in this renderer's format."""
+        """Return the messages that describe ``tools`` to the model in this renderer's format."""
         try:
             with _MismatchErrors(self._name, NotImplementedError):
                 marked = [self._control.mark_deep(dict(tool)) for tool in tools]
@@ -174,16 +174,17 @@ class PromptRenderer:
         except NotImplementedError:
             why = ""
             if isinstance(self.renderer, TemplateRenderer):
-                why = f" of the chat template: {self.renderer.template.why_no_calls:.600}"
+                why = f" with this chat template ({self.renderer.template.why_no_calls:.600})"
             raise RendererMismatchError(
-                f"{self._name} has no tool support{why}, but the agent offers {len(tools)} tools. "
-                "Use a renderer with tools (qwen3_instruct; template_hermes writes them into the "
-                "system message of any chat model), or put the tools into the prompt as text."
+                f"{self._name} does not support tools{why}, but the agent passed {len(tools)} "
+                "tools. Use a renderer that supports tools (for example qwen3_instruct, or "
+                "template_hermes, which works with any chat model because it describes the tools "
+                "in the system message), or describe the tools in the prompt."
             ) from None
 
     @cached_property
     def shows_ids(self) -> bool:
-        """Whether prompts show tool call ids; True also if the renderer refuses made-up ids."""
+        """Whether prompts contain tool call ids. Also True if the renderer rejects made-up ids."""
         body = ToolCall.FunctionBody(name="f", arguments="{}")
 
         def render(call_id: str) -> FlatPrompt:
@@ -204,7 +205,7 @@ class PromptRenderer:
         return flatten(prompt.chunks)
 
     def full_after(self, messages: list[Message], last: Rendering) -> tuple[FlatPrompt, Rendering]:
-        """Render a whole prompt, but encode only what it does not share with the ``last`` one."""
+        """Render a whole prompt, but encode only the part that differs from the ``last`` one."""
         if not isinstance(self._renderer, TemplateRenderer):
             return self.full(messages), last
         with self.lock, self._mismatch_errors:
@@ -212,7 +213,10 @@ class PromptRenderer:
         return [*rendering.tokens], rendering
 
     def tail(self, messages: list[Message], start: int, last_user: int) -> FlatPrompt:
-        """Return the tokens that ``messages[start:]`` add; ``last_user`` is an index or -1."""
+        """Return the tokens added by ``messages[start:]``.
+
+        ``last_user`` is the index of the last user message, or -1.
+        """
         flat: FlatPrompt = []
         renderer, places = self._renderer, range(start, len(messages))
         with self.lock, self._mismatch_errors:
@@ -229,21 +233,24 @@ class PromptRenderer:
         return flat
 
     def as_history(self, messages: list[Message], index: int, last_user: int) -> FlatPrompt:
-        """Render the reply ``messages[index]`` as history, without its header."""
+        """Render the reply ``messages[index]`` as part of the history, without its header."""
         with self.lock:
             context = _context(messages, index, last_user)
             return flatten(self._renderer.render_message(messages[index], context).output)
 
     def stop_with(self, strings: Sequence[str]) -> StopCondition:
-        """Return one stop condition of the renderer's stops and ``strings``."""
+        """Combine the renderer's stops and ``strings`` into one stop condition."""
         if not strings:
             return self.stop
-        # A stop condition cannot mix token ids and strings, so all stops become strings.
+        # A stop condition cannot mix token ids and strings, so convert everything to strings.
         stops = [stop if isinstance(stop, str) else self.decode([stop]) for stop in self.stop]
         return [*stops, *strings]
 
     def missing_end(self, action: list[int]) -> list[int]:
-        """Return the end-of-turn token that an action lacks; empty if present, or a string."""
+        """Return the end-of-turn token if the action lacks it.
+
+        Empty if the action already ends with it, or if the renderer ends turns with a string.
+        """
         if action and action[-1] in self.end_tokens:
             return []
         return self.end_tokens[:1]
@@ -251,7 +258,7 @@ class PromptRenderer:
     def suffix(self, messages: list[Message], last_user: int) -> list[int]:
         """Return the tokens that open the reply ("<|im_start|>assistant")."""
         key = messages[-1]["role"] if messages else None
-        # A chat template may show the first message only if another one follows.
+        # Some chat templates show the first message only when another one follows.
         is_uncached = len(messages) < 2 and isinstance(self._renderer, TemplateRenderer)
         suffix = None if is_uncached else self._suffixes.get(key)
         if suffix is None:
@@ -269,7 +276,7 @@ class PromptRenderer:
 
         Args:
             action: The sampled tokens.
-            tools: The tools that were offered; None if they are unknown.
+            tools: The tools that the request offered, or None if unknown.
 
         Raises:
             RendererError: The action cannot be parsed.
@@ -285,21 +292,22 @@ class PromptRenderer:
 def supervised_example(
     prompts: PromptRenderer, messages: list[Message], train_on: TrainOnWhat
 ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
-    """Return a whole conversation's tokens and their weights: 1 to train on a token, else 0."""
+    """Return the tokens of a whole conversation with their weights (1 to train on a token or 0)."""
     with prompts.lock, prompts._mismatch_errors:
         return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
 
 
 LONE_SURROGATE = (
-    "A text has half of a surrogate pair (an emoji cut in two?), which UTF-8 cannot encode. "
-    "Replace it: text.encode(errors='replace').decode()."
+    "A message contains half of a surrogate pair (an emoji that was cut in two?), which cannot be "
+    "encoded as UTF-8. Replace it with text.encode(errors='replace').decode()."
 )
 
 
 class _MismatchErrors:
-    """Turns a renderer's errors, except those in ``skip``, into a ``RendererMismatchError``.
+    """Converts a renderer's errors to ``RendererMismatchError``, except for those in ``skip``.
 
-    It is entered every turn; a context manager made from a generator takes eight times as long.
+    This is a class because it is entered every turn, and a generator-based context manager would
+    be eight times slower.
     """
 
     def __init__(self, name: str, *skip: type[Exception]) -> None:
@@ -312,7 +320,7 @@ class _MismatchErrors:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, Exception) and not isinstance(error, self._skip):
             text = f"{self._name} raised {type(error).__name__}: {error}"
-            if "TextEncodeInput" in text:  # the error for text that UTF-8 cannot encode
+            if "TextEncodeInput" in text:  # raised for text that cannot be encoded as UTF-8
                 text = LONE_SURROGATE
             raise RendererMismatchError(text) from error
 
@@ -321,8 +329,9 @@ def _refuse_images(content: Sequence[ContentPart], name: str) -> None:
     kinds = {part["type"] for part in content} - {"text", "thinking"}
     if kinds:
         raise RendererMismatchError(
-            f"A message has a part of type {kinds.pop()!r}, and {name} has no image processor. "
-            "Use a vision renderer (qwen3_vl_instruct, ...) made with one, or send text."
+            f"A message contains a part of type {kinds.pop()!r}, but {name} has no image "
+            "processor. Use a vision renderer (such as qwen3_vl_instruct) created with an image "
+            "processor, or send only text."
         )
 
 
@@ -330,9 +339,9 @@ def _refuse_frames(text: str, frames: Sequence[str], name: str) -> None:
     separator = next((frame for frame in frames if frame in text), None)
     if separator is not None:
         raise RendererMismatchError(
-            f"{name} separates messages with plain text, and this message has {separator!r}, "
-            f"which would begin a new message: {text!r:.200}. Change the words, or use a renderer "
-            "with control tokens."
+            f"{name} separates messages with plain text, and this message contains {separator!r}, "
+            f"which would start a new message: {text!r:.200}. Change the wording, or use a "
+            "renderer with control tokens."
         )
 
 
@@ -350,12 +359,12 @@ def _context(messages: list[Message], index: int, last_user: int) -> RenderConte
 _SECOND = RenderContext(
     idx=1, is_last=False, prev_message=Message(role="user", content=""), last_user_index=0
 )
-"""A context for a message that is not the first."""
+"""A context for a message that is not the first one in its conversation."""
 
 
 def with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
-    """Copy a renderer, and give the copy this tokenizer."""
-    # copy.copy would use the renderer's __reduce__ and lose the tokenizer
+    """Return a copy of the renderer that uses this tokenizer."""
+    # copy.copy would use the renderer's __reduce__ and lose the tokenizer.
     clone: Renderer = object.__new__(type(renderer))
     vars(clone).update(vars(renderer))
     vars(clone).pop(SHARED, None)
@@ -363,15 +372,15 @@ def with_tokenizer(renderer: Renderer, tokenizer: Any) -> Renderer:
     return clone
 
 
-SHARED = "_evert_prompt_renderer"  # a renderer's attribute for its ``PromptRenderer``
+SHARED = "_evert_prompt_renderer"  # renderer attribute that caches its ``PromptRenderer``
 
 
 def prompt_renderer(renderer: Renderer | None) -> PromptRenderer:
-    """Return the shared ``PromptRenderer`` of a renderer; None means the default renderer."""
+    """Return the shared ``PromptRenderer`` for a renderer (None: the default renderer)."""
     chosen = default_renderer() if renderer is None else renderer
     shared: PromptRenderer | None = getattr(chosen, SHARED, None)
     if shared is None:
         shared = PromptRenderer(chosen)
-        _ = shared.off_loop  # made early: copying a large tokenizer blocks all threads for a second
-        setattr(chosen, SHARED, shared)  # freed with the renderer
+        _ = shared.off_loop  # create early: copying a large tokenizer blocks all threads for 1 s
+        setattr(chosen, SHARED, shared)  # freed together with the renderer
     return shared

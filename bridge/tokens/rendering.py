@@ -1,8 +1,8 @@
-"""Encodes only the new part of a prompt whose text is rendered as a whole.
+"""Encodes only the new part of a prompt, even though its text is rendered as a whole.
 
-A tokenizer splits text at control tokens, so the text before a control token is encoded the same
-way whatever follows. A prompt usually begins like the conversation's previous prompt, so its tokens
-are known up to the last control token that both share.
+Tokenizers split text at control tokens, so the text before a control token is always encoded the
+same way, no matter what follows. A prompt usually starts with the same text as the previous prompt
+of the conversation. The tokens of this shared text are reused, up to its last control token.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from evert.bridge.tokens.escaping import ControlTokens
 
 
 class ControlPosition(NamedTuple):
-    """The position of a control token in the text and among the tokens."""
+    """Where a control token is, as an index into the text and into the tokens."""
 
     name: str
     character: int
@@ -20,7 +20,7 @@ class ControlPosition(NamedTuple):
 
 
 class Rendering(NamedTuple):
-    """A prompt's text, its tokens, and its control tokens in order."""
+    """The text of a prompt, its tokens, and the positions of its control tokens in order."""
 
     text: str
     tokens: list[int]
@@ -36,7 +36,7 @@ def rendering_after(
     control: ControlTokens,
     encode: Callable[[str], list[int]],
 ) -> Rendering:
-    """Encode a prompt's text, and reuse the beginning that it shares with the ``last`` prompt."""
+    """Encode a prompt, reusing the tokens of the prefix that it shares with the ``last`` prompt."""
     places = last.places[: _shared(text, last, control)]
     start = places.pop() if places else ControlPosition("", 0, 0)
     new = encode(text[start.character :])
@@ -44,7 +44,7 @@ def rendering_after(
     at = [number for number, token in enumerate(new, start.token) if token in control.by_id]
     tokens = last.tokens[: start.token] + new
     names = [control.by_id[tokens[number]] for number in at]
-    if [mark[0] for mark in marks] != names:  # some text only looks like a control token
+    if [mark[0] for mark in marks] != names:  # some plain text looks like a control token
         return Rendering(text, tokens, [])
     new_places = [
         ControlPosition(mark[0], mark.start(), number)
@@ -54,7 +54,7 @@ def rendering_after(
 
 
 def _shared(text: str, last: Rendering, control: ControlTokens) -> int:
-    """Return how many of the last prompt's control tokens are at the same place in the text."""
+    """Count the control tokens of the last prompt that are at the same place in this text."""
     low, high = 0, min(len(text), len(last.text))
     while low < high:
         middle = (low + high + 1) // 2

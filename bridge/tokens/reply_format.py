@@ -1,7 +1,7 @@
-"""Learns how a chat template writes replies: their beginning and end, thoughts, frames and calls.
+"""Learns how a chat template formats replies: their start and end, thoughts, frames and calls.
 
-The template renders small made-up conversations. Their texts are compared token by token, so that
-no difference cuts through a mark (``<think>``).
+The template renders small made-up conversations. The rendered texts are compared token by token, so
+that a difference never starts inside a mark (``<think>``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,20 +40,21 @@ _KNOWN_THOUGHTS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
-"""Marks of thoughts, for templates that strip thoughts and for prompts that open a thought."""
+"""Thought marks, for templates that strip thoughts and for prompts that open a thought."""
 
 
 class LearnedReplies(TemplateText):
-    """A chat template's format of replies; ``ChatTemplate`` documents the arguments.
+    """How a chat template formats replies. See ``ChatTemplate`` for the arguments.
 
     Attributes:
-        opening: Text that opens a reply.
-        stops: Token ids: the template's end of a reply, then the model's other end tokens.
-        ends_a_thought: Whether the token that ends a reply also occurs inside replies; it is a stop
-            only if the model has no other end token.
-        heads: Texts that may come between the opening, or a thought, and a reply's text.
-        foot: The text between a reply's text and its end.
-        why_no_calls: Why ``calls`` is None: which probe failed, and what the template showed.
+        opening: The text that starts a reply.
+        stops: Ids of the tokens that end a reply: first the template's token, then the model's
+            other end tokens.
+        ends_a_thought: Whether the token that ends a reply also occurs inside replies. In that
+            case, it is a stop only if the model has no other end token.
+        heads: Texts that can come between the opening (or a thought) and the reply's text.
+        foot: The text between the reply's text and the end of the reply.
+        why_no_calls: Why ``calls`` is None. Shows the probe that failed and how it was rendered.
         harmony: Whether replies consist of several messages (``harmony.py``).
     """
 
@@ -81,15 +82,15 @@ class LearnedReplies(TemplateText):
                     return opened.removeprefix(self.shared_prefix(opened, self.text([USER])))
         except Exception as error:
             raise self._unusable(
-                f"cannot show a user's message: {type(error).__name__}: {error}"
+                f"cannot render a user message: {type(error).__name__}: {error}"
             ) from error
-        raise self._unusable(f"shows a user's message as {opened!r:.300}, without its text")
+        raise self._unusable(f"renders a user message as {opened!r:.300}, without its text")
 
     def _unusable(self, why: str) -> RendererMismatchError:
         return RendererMismatchError(
             f"The chat template of {self._tokenizer.name_or_path!r} {why}. Check the model's "
-            "chat_template, or name the Cookbook renderer that the model was trained with: "
-            "renderer_name=."
+            "chat_template, or pass the Cookbook renderer that the model was trained with as "
+            "renderer_name=...."
         )
 
     def _learn_stops(self) -> list[int]:
@@ -104,32 +105,32 @@ class LearnedReplies(TemplateText):
         return list(dict.fromkeys(stops))
 
     def _end_of_a_reply(self) -> str:
-        """Find the control token that ends a reply, if possible one that never occurs inside."""
+        """Find the control token that ends a reply, preferably one that never occurs inside."""
         inside = self._marks_inside_replies()
         ends: list[tuple[bool, str]] = []
         tail, why = "", ""
         for ends_replies in (True, False):  # some templates end a reply only if a message follows
             try:
                 text = self.text([USER, REPLY] if ends_replies else [USER, REPLY, USER])
-            except Exception as error:  # some templates need a user's message at the end
+            except Exception as error:  # some templates need a user message at the end
                 why = f"{type(error).__name__}: {error}"
                 continue
             tail = text.rpartition("Qzreply")[2]
             marks = self.control.pattern.findall(tail)
             ends += [(ends_replies, mark) for mark in marks]
         if why and not ends:
-            raise self._unusable(f"cannot show a reply: {why}")
+            raise self._unusable(f"cannot render a reply: {why}")
         choices = [choice for choice in ends if choice[1] not in inside] or ends
         if not choices:
             raise self._unusable(
-                f"ends a reply with {tail!r:.100}, which has no control token, so a reply "
-                "would never end"
+                f"ends a reply with {tail!r:.100}, which contains no control token, so the model "
+                "would never stop"
             )
         self._ends_replies, end = choices[0]
         return end
 
     def _marks_inside_replies(self) -> set[str]:
-        """Return control tokens between a reply's thought and text, or its text and calls."""
+        """Return the control tokens between thought and text, and between text and calls."""
         marks: set[str] = set()
         try:
             for self._thought_form in _THOUGHT_FORMS:
@@ -147,30 +148,30 @@ class LearnedReplies(TemplateText):
 
     @property
     def closes_thoughts(self) -> bool:
-        """Whether the prompt closes a thought, so that replies begin after it."""
+        """Whether the prompt closes a thought, so that replies start after it."""
         between = self.thought[1].strip() if self.thought is not None else ""
         return bool(between) and between in self.opening
 
     @property
     def opens_thoughts(self) -> bool:
-        """Whether the prompt opens a thought, so that replies begin inside it."""
+        """Whether the prompt opens a thought, so that replies start inside it."""
         if self.thought is None or self.closes_thoughts:
             return False
         return self.opening.rstrip().endswith(self.thought[0].strip())
 
     def marks_end(self, stop: int) -> bool:
-        """Return whether the template itself ends a plain reply with this stop."""
+        """Return whether the template ends plain replies with this stop token."""
         return self.control.by_id[stop] in self.probed(USER, REPLY).rpartition("Qzreply")[2]
 
     def reply_to(self, *messages: Message) -> str:
-        """Return the last message's text after the opening; "" if the template refuses it."""
+        """Return the last message's text after the opening, or "" if the template rejects it."""
         opened = self.probed(*messages[:-1], opens=True)
         text = self._up_to_end(self.probed(*messages))
         end = self.control.by_id[self.stops[0]]
         return text.removeprefix(self.shared_prefix(text, opened)).removesuffix(end)
 
     def _up_to_end(self, text: str) -> str:
-        """Cut a text after its last reply, since what follows belongs to the next message."""
+        """Cut the text after its last reply. What follows belongs to the next message."""
         if not self._ends_replies:
             return text
         names = (self.control.by_id[stop] for stop in self.stops)
@@ -182,7 +183,8 @@ class LearnedReplies(TemplateText):
             text = self.reply_to(USER, THOUGHT)
             before, thought, tail = text.partition("Qzthought")
             between, reply, _ = tail.partition("Qzreply")
-            if thought and reply and before[-1:] not in ("'", '"'):  # quoted: these are raw parts
+            # A quote before the thought means that the template printed the list of parts as is.
+            if thought and reply and before[-1:] not in ("'", '"'):
                 return before, self._before_calls(between)
         self._thought_form = ""
         marks = set(self.control.names)
@@ -190,7 +192,7 @@ class LearnedReplies(TemplateText):
         return next(pairs, None)
 
     def _before_calls(self, between: str) -> str:
-        """Return the text that closes a thought both before text and before a call."""
+        """Return the start of ``between`` that also follows a thought if a call comes next."""
         calls = CALLS["tool_calls"]
         reply = Message(role="assistant", content=thinking("Qzthought", ""), tool_calls=calls)
         tail = self.probed(carrier([TOOL], ""), USER, reply).rpartition("Qzthought")[2]
@@ -210,10 +212,10 @@ class LearnedReplies(TemplateText):
         offered = carrier([TOOL], "")
         try:
             if "qzname" not in self.text([offered, USER]):
-                self.why_no_calls = "it does not show the tools that are offered"
+                self.why_no_calls = "it does not render the tools"
                 return None
-        except Exception as error:  # a template may raise anything
-            self.why_no_calls = f"it refuses tools: {error}"
+        except Exception as error:  # templates can raise anything
+            self.why_no_calls = f"it rejects tools: {error}"
             return None
         for self._arguments_as_text in (False, True):
             for self._probe_ids in (PROBE_IDS, PROBE_IDS_WITH_NAMES):
@@ -231,7 +233,7 @@ class LearnedReplies(TemplateText):
         return table_form
 
     def render_calls(self, calls: Sequence[FunctionCall], preface: str = "") -> str:
-        """Render a reply with ``preface`` and calls. Raises ValueError if it is refused."""
+        """Render a reply with ``preface`` and calls, or raise ValueError if the template can't."""
         offered = carrier([TOOL], "")
         tool_calls = [
             probe_call(self._probe_ids.format(number=number, name=call.name), *call[:2])
@@ -240,7 +242,7 @@ class LearnedReplies(TemplateText):
         reply = Message(role="assistant", content=preface, tool_calls=tool_calls)
         try:
             text = self.text([offered, USER, reply])
-        except Exception as error:  # a template may raise anything
+        except Exception as error:  # templates can raise anything
             raise ValueError(f"{type(error).__name__}: {error!s:.200}") from error
         text = text.removeprefix(self.shared_prefix(text, self.probed(offered, USER, opens=True)))
         ends = (text.rfind(word) + len(word) for word in ("qzend", "qzname", "70002", TEXT))
@@ -254,7 +256,7 @@ class LearnedReplies(TemplateText):
         return text
 
     def _needs_short_ids(self) -> bool:
-        """Return whether the template refuses ids in OpenAI's form, so that it needs short ones."""
+        """Return whether the template rejects OpenAI-style ids and needs short ones."""
         if self._probe_ids != PROBE_IDS:
             return False
         calls = [probe_call("call_0123456789abcdef01234567", *FIRST[:2])]
@@ -263,7 +265,7 @@ class LearnedReplies(TemplateText):
         return not self.probed(carrier([TOOL], ""), USER, reply, result)
 
     def _without_stop(self, form: CallFormat) -> CallFormat:
-        """Remove from a format a token that ends only replies with calls; make it a stop."""
+        """If a token ends only replies with calls, make it a stop and remove it from the format."""
         end = next((token for token in reversed(form.after) if not token.isspace()), "")
         if end not in self._ids or end in (form.between or ()):
             return form

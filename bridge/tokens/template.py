@@ -1,7 +1,8 @@
-"""A renderer that uses a tokenizer's own chat template, for models without a Cookbook renderer.
+"""A renderer based on the tokenizer's chat template, for models without a Cookbook renderer.
 
-A prompt equals the output of ``apply_chat_template``, token for token. If the template is additive
-(``chat_template.py``), a turn renders only the new messages; otherwise it renders a whole prompt.
+Prompts match the output of ``apply_chat_template`` token for token. If the template is additive
+(``chat_template.py``), only the new messages are rendered in each turn; otherwise, the whole prompt
+is rendered again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,12 +32,12 @@ class TemplateRenderer(Renderer):
     """A renderer that uses the tokenizer's chat template.
 
     Args:
-        tokenizer: The model's tokenizer, with its ``chat_template``.
+        tokenizer: The model's tokenizer, which must have a ``chat_template``.
         hermes: Whether to write tools in Hermes format (see ``ChatTemplate``).
         chat_template: Values for the template's variables, such as ``{"enable_thinking": False}``.
 
     Raises:
-        RendererMismatchError: The template is unusable, or does not read one of the variables.
+        RendererMismatchError: The template is unusable, or it does not use one of the variables.
     """
 
     def __init__(
@@ -56,11 +57,11 @@ class TemplateRenderer(Renderer):
 
     @property
     def has_extension_property(self) -> bool:
-        """Whether each prompt of a conversation begins with the previous prompt."""
+        """Whether each prompt in a conversation starts with the previous prompt."""
         return self.template.is_additive
 
     def get_stop_sequences(self) -> list[int]:
-        """Return token ids: the template's end of a reply, then the model's other end tokens."""
+        """Return the token that ends a reply in the template, then the model's other end tokens."""
         return list(self.template.stops)
 
     # -- rendering -------------------------------------------------------------------------------
@@ -68,29 +69,30 @@ class TemplateRenderer(Renderer):
     def build_generation_prompt(
         self, messages: list[Message], role: Role = "assistant", prefill: str | None = None
     ) -> tinker.ModelInput:
-        """Return the output of ``apply_chat_template``, with the reply's opening and prefill."""
+        """Return the output of ``apply_chat_template`` with a generation prompt and the prefill."""
         text = self.template.text(messages, opens=True) + (prefill or "")
         return tinker.ModelInput.from_ints(self._encode(text))
 
     def render_after(self, messages: list[Message], last: Rendering) -> Rendering:
-        """Render a prompt, but encode only what it does not share with the ``last`` one."""
+        """Render a prompt, but encode only the part that differs from the ``last`` one."""
         text = self.template.text(messages, opens=True)
         return rendering_after(text, last, self.template.control, self._encode)
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
-        """Return the tokens that a message adds, if the template is additive."""
+        """Return the tokens that a message adds. Requires an additive template."""
         text = self.template.message_text(message, ctx)
         if message["role"] != "assistant":
             return RenderedMessage(output=_chunks(self._encode(text)))
         opening = common_prefix(text, self.template.added_text(ctx))
         header, tokens = self._encode(opening), self._encode(text)
-        if tokens[: len(header)] != header:  # it merged with the reply's leading white space
+        # One token may contain both the end of the opening and the start of the reply.
+        if tokens[: len(header)] != header:
             header = header[: len(common_tokens(header, tokens))]
         output = _chunks(tokens[len(header) :])
         return RenderedMessage(output, tinker.EncodedTextChunk(tokens=header))
 
     def tail(self, messages: Iterable[tuple[Message, RenderContext]]) -> list[int]:
-        """Return the tokens that messages add, if the template is additive."""
+        """Return the tokens that the messages add. Requires an additive template."""
         return self._encode("".join(self.template.message_text(*pair) for pair in messages))
 
     def _get_generation_suffix(self, role: Role, ctx: RenderContext) -> list[int]:
@@ -102,7 +104,7 @@ class TemplateRenderer(Renderer):
         """Return one message that passes the tools to the template.
 
         Raises:
-            NotImplementedError: The template shows no tools, or its calls cannot be read.
+            NotImplementedError: The template does not render tools, or its calls cannot be parsed.
         """
         if self.template.calls is None:
             raise NotImplementedError
@@ -117,12 +119,12 @@ class TemplateRenderer(Renderer):
     def parse_response(
         self, response: list[int], tools: Sequence[Any] | None = None
     ) -> tuple[Message, ParseTermination]:
-        """Parse sampled tokens into a message: its thought, text and tool calls.
+        """Parse sampled tokens into a message with a thought, text and tool calls.
 
         Args:
             response: The sampled tokens.
-            tools: The tools that were offered. Only these can be called, and their schemas give
-                arguments their types. None if they are unknown.
+            tools: The tools that the request offered, or None if unknown. Calls of any other tool
+                are rejected, and arguments are converted to the types in the tools' schemas.
 
         Raises:
             RendererError: There are tokens after the end of the reply.
@@ -162,12 +164,12 @@ class TemplateRenderer(Renderer):
         thought, close, tail = text.partition(between)
         calls = self.template.calls
         start = calls.first_mark(text) if calls is not None and not close else None
-        if start is not None:  # a call also ends a thought
+        if start is not None:  # a call implicitly ends the thought
             thought, tail = text[:start], text[start:]
         return thought.strip("\n"), tail.lstrip("\n")
 
     def _without_head(self, text: str) -> str:
-        """Remove what the template puts before a reply's text: a channel, a header."""
+        """Remove what the template puts before a reply's text, such as a channel or a header."""
         for head in self.template.heads:
             if text.lstrip().startswith(head):
                 return text.lstrip().removeprefix(head).lstrip("\n")
@@ -182,7 +184,7 @@ class TemplateRenderer(Renderer):
 def _unpickle(
     make: Callable[..., Renderer], options: Mapping[str, Any], name: str, *arguments: Any
 ) -> Renderer:
-    """Unpickle a renderer; the Cookbook makes it from its name, so register the name here."""
+    """Unpickle a renderer. Registers its name first, because the Cookbook looks up the name."""
 
     def make_renderer(tokenizer: Any, images: Any = None) -> Renderer:
         return TemplateRenderer(tokenizer, **options)

@@ -1,7 +1,7 @@
-"""A report on a model's chat template, to read before a long run: ``evert model check``.
+"""A report on a model's chat template, to read before a long run (``evert model check``).
 
-The report measures on made-up conversations what the template loses. It suggests a setting only if
-the template then loses less, and loses nothing that it shows now.
+It renders made-up conversations to find out what the template loses. A setting is only suggested if
+it recovers something without losing anything that the template shows now.
 """
 
 import json
@@ -17,19 +17,19 @@ from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.template_variables import variables_of
 
 Row = tuple[str, str]
-"""A subject, and what was found."""
+"""(topic, finding)"""
 
 SYSTEM_PROMPTS, TOOLS, SEVERAL_CALLS = "system prompts", "tools", "several calls in one reply"
 PAST_THOUGHTS, STOPS_EARLY = "thoughts of earlier turns", "what follows a stop inside a reply"
 ONE_SEQUENCE = "one token sequence for a whole conversation"
-"""What a template may lose."""
+"""Things that a template may lose."""
 
 _MAX_SHOWN = 300
-"""Maximum number of characters to show of a rendered reply or an error."""
+"""Rendered replies and errors are shortened to this many characters."""
 
 
 def template_report(renderer: TemplateRenderer) -> list[Row]:
-    """Report how a template shows prompts, replies and history, what it loses, and what helps."""
+    """Report how a template renders prompts, replies and history, what it loses, and what helps."""
     template = renderer.template
     lost = lost_by(renderer)
     names = ", ".join(sorted(variables_of(renderer.tokenizer)))
@@ -46,7 +46,7 @@ def template_report(renderer: TemplateRenderer) -> list[Row]:
 
 
 def lost_by(renderer: TemplateRenderer) -> list[str]:
-    """Return what a template loses; empty if it loses nothing."""
+    """Return the list of things that a template loses."""
     template = renderer.template
     prefix = _tool_prefix(renderer)
     lost = [] if "Qzsystem" in template.probed(SYSTEM, USER) else [SYSTEM_PROMPTS]
@@ -63,7 +63,7 @@ def lost_by(renderer: TemplateRenderer) -> list[str]:
 
 
 def _tool_prefix(renderer: TemplateRenderer) -> list[Message]:
-    """Return the messages that offer a tool; empty if tools are not shown or calls not readable."""
+    """Return messages that offer a tool, or [] if the template does not support tools."""
     try:
         prefix = renderer.create_conversation_prefix_with_tools([TOOL])
     except NotImplementedError:
@@ -72,7 +72,7 @@ def _tool_prefix(renderer: TemplateRenderer) -> list[Message]:
 
 
 def _kinds_of_replies(renderer: TemplateRenderer) -> dict[str, Message]:
-    """Return a reply of each kind that a model may write after the template's opening."""
+    """Return one example of every type of reply that the model can write."""
     template, call = renderer.template, CALLS
     kinds = {} if template.opens_thoughts else {"plain replies": REPLY}
     if template.thought is not None and not template.closes_thoughts:
@@ -84,13 +84,13 @@ def _kinds_of_replies(renderer: TemplateRenderer) -> dict[str, Message]:
 
 
 def _changed_kinds(renderer: TemplateRenderer) -> list[str]:
-    """Return the kinds of replies that the history does not show as they were sampled."""
+    """Return the types of replies that are changed when they become part of the history."""
     kinds = _kinds_of_replies(renderer)
     return [kind for kind, reply in kinds.items() if not _extends(renderer, reply)]
 
 
 def _extends(renderer: TemplateRenderer, reply: Message) -> bool:
-    """Return whether the prompt after a reply begins with the prompt before it and the reply."""
+    """Return whether the next prompt starts with the previous prompt followed by the reply."""
     template, calls = renderer.template, bool(reply.get("tool_calls"))
     before = [*(_tool_prefix(renderer) if calls else []), USER]
     opened, ended = template.probed(*before, opens=True), template.probed(*before, reply).rstrip()
@@ -101,55 +101,55 @@ def _extends(renderer: TemplateRenderer, reply: Message) -> bool:
 
 def _turns(renderer: TemplateRenderer) -> str:
     is_additive, kinds = renderer.template.is_additive, _changed_kinds(renderer)
-    how = "a turn adds its own tokens" if is_additive else "each prompt is rendered whole"
+    how = "each turn adds its own tokens" if is_additive else "each prompt is rendered as a whole"
     if not kinds:
-        return f"{how}, and begins with the last one"
-    return f"{how}; history changes {', '.join(kinds)}, so the next turn is a new token sequence"
+        return f"{how} and extends the previous prompt"
+    return f"{how}; the history changes {', '.join(kinds)}, so the next turn starts a new sequence"
 
 
 def _system(renderer: TemplateRenderer, lost: list[str]) -> str:
     if SYSTEM_PROMPTS not in lost:
         return "shown"
     text = renderer.template.probed(SYSTEM, USER)
-    return "NOT SHOWN" if text else "refused: a request with a system prompt is a 400"
+    return "NOT SHOWN" if text else "rejected: requests with a system prompt get a 400"
 
 
 def _tools(renderer: TemplateRenderer, lost: list[str]) -> str:
     template = renderer.template
     if TOOLS in lost or template.calls is None:
-        return f"none: {_shorten(template.why_no_calls or 'it refuses the message with the tools')}"
+        return f"none: {_shorten(template.why_no_calls or 'the template cannot show the tools')}"
     kind = type(template.calls).__name__.lower()
-    how = ", by the model's control tokens" if template.harmony or template.writes_calls else ""
-    how = ", in the format of Hermes" if template.hermes else how
-    number = "one call a reply" if SEVERAL_CALLS in lost else "several calls in one reply"
-    return f"shown; calls are read ({kind}{how}); {number}"
+    how = ", using the model's control tokens" if template.harmony or template.writes_calls else ""
+    how = ", in Hermes format" if template.hermes else how
+    number = "one call per reply" if SEVERAL_CALLS in lost else "several calls per reply"
+    return f"shown; calls can be parsed ({kind}{how}); {number}"
 
 
 def _thoughts(renderer: TemplateRenderer, lost: list[str]) -> str:
     template = renderer.template
     if template.thought is None:
-        return "not shown; their marks are unknown"
+        return "not shown; evert does not know how the model marks its thoughts"
     if template.closes_thoughts:
-        return "the prompt closes them: the model writes none"
+        return "the prompt already closes the thought, so the model does not write any"
     if "Qzthought" not in template.probed(USER, THOUGHT):
-        return "read from replies; NOT SHOWN in history"
-    return "dropped from earlier turns" if PAST_THOUGHTS in lost else "kept in history"
+        return "parsed from replies; NOT SHOWN in the history"
+    return "dropped from earlier turns" if PAST_THOUGHTS in lost else "kept in the history"
 
 
 def _replies(renderer: TemplateRenderer) -> Iterator[Row]:
-    """Yield each kind of reply, as rendered and as parsed."""
+    """Yield each type of reply, as rendered and as parsed."""
     template, end = renderer.template, renderer.template.stops[0]
     for kind, reply in _kinds_of_replies(renderer).items():
         prefix = _tool_prefix(renderer) if reply.get("tool_calls") else []
         text = template.reply_to(*prefix, USER, reply)
         text = text.removesuffix(str(renderer.tokenizer.convert_ids_to_tokens(end)))
         if template.thought is not None and kind == "thoughts" and "Qzthought" not in text:
-            before, between = template.thought  # the template hides it, but the model writes it
+            before, between = template.thought  # the template drops it, but the model writes it
             text = f"{'' if template.opens_thoughts else before}Qzthought{between}{text}"
         tokens = renderer.tokenizer.encode(text, add_special_tokens=False)
         stop = next((at for at, token in enumerate(tokens) if token in template.stops), len(tokens))
         message, _ = renderer.parse_response([*tokens[:stop], end], [TOOL] if prefix else [])
-        yield kind, f"{_shorten(repr(text))}\nis read as {_words(message)}"
+        yield kind, f"{_shorten(repr(text))}\nis parsed as {_words(message)}"
 
 
 def _words(message: Message) -> str:
@@ -171,7 +171,7 @@ def _shorten(text: str) -> str:
 
 
 def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
-    """Yield a row per setting that helps, best first, and a row for what no setting recovers."""
+    """Yield one row per helpful setting, best first, and a row for what cannot be recovered."""
     remaining = list(lost)
     settings = [*_settings(renderer, lost)] if lost else []
     while remaining and settings:
@@ -183,13 +183,13 @@ def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
         yield "lost", f"{'; '.join(helped)}\n{setting}"
         remaining = [loss for loss in remaining if loss not in saved]
     if remaining:
-        yield "lost", f"{'; '.join(remaining)}\nno setting of this template helps"
+        yield "lost", f"{'; '.join(remaining)}\nnone of this template's settings help"
     if not lost:
         yield "lost", "nothing"
 
 
 def _settings(renderer: TemplateRenderer, lost: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield settings that lose nothing more, their costs in words, and what each still loses."""
+    """Yield settings that cause no new losses: a description of each, and the remaining losses."""
     template, names = renderer.template, sorted(variables_of(renderer.tokenizer))
     changes: list[tuple[bool, dict[str, bool]]] = [(True, {})] if TOOLS in lost else []
     changes += [(False, {name: value}) for name in names for value in (True, False)]
@@ -203,11 +203,11 @@ def _settings(renderer: TemplateRenderer, lost: list[str]) -> Iterator[tuple[str
         except RendererMismatchError:
             continue
         if variant.template.thought is None and template.thought is not None:
-            continue  # it hides all thoughts
+            continue  # this setting hides all thoughts
         closes = variant.template.closes_thoughts and not template.closes_thoughts
         remaining = lost_by(variant) + ([PAST_THOUGHTS] if closes else [])
         gains_tools = TOOLS in lost and TOOLS not in remaining  # calls may change in history
         if {*lost, *([ONE_SEQUENCE] if gains_tools else [])}.issuperset(remaining):
             pairs = [f"chat_template.{name}={value}" for name, value in variable.items()]
             setting = f"renderer_name={HERMES}" if hermes else "".join(pairs)
-            yield f"{setting} helps" + (": the model then writes no thoughts" * closes), remaining
+            yield f"{setting} helps" + ("; the model then writes no thoughts" * closes), remaining

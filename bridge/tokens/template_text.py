@@ -1,4 +1,4 @@
-"""Converts messages to the form that a chat template expects, and renders them."""
+"""Converts messages to the format that a chat template expects, and renders them."""
 
 import hashlib
 import json
@@ -16,20 +16,21 @@ from evert.bridge.tokens.probes import TOOLS, common_prefix, is_tool, parts, thi
 from evert.bridge.tokens.template_variables import check_variables, template_of
 
 PARTS, BLOCKS = "parts", "blocks"
-"""Ways to pass a thought to a template: as a content part (Ministral), as a block (Apertus)."""
+"""How to pass a thought to the template: as a content part (Ministral) or a block (Apertus)."""
 
 _EDGE = re.compile(r"\s|[>\]|]")
 
 
 class TemplateText:
-    """Renders messages with a chat template; ``ChatTemplate`` documents the arguments.
+    """Renders messages with a chat template. See ``ChatTemplate`` for the arguments.
 
     Attributes:
         control: The tokenizer's control tokens.
-        thought: The text before a thought, and the text between a thought and the reply's text;
-            None if the marks of thoughts are unknown.
-        calls: Format of tool calls; None if tools are not shown or calls cannot be read.
-        writes_calls: Whether evert writes calls into the text, since the template shows none.
+        thought: The text before a thought, and the text between a thought and the rest of the
+            reply. None if it is not known how the model marks its thoughts.
+        calls: The format of tool calls. None if the template does not render tools, or if its calls
+            cannot be parsed.
+        writes_calls: Whether evert writes calls into the text because the template does not.
     """
 
     def __init__(
@@ -38,9 +39,9 @@ class TemplateText:
         self._tokenizer = tokenizer
         if not getattr(tokenizer, "chat_template", None):
             raise RendererMismatchError(
-                f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so the format of "
-                "prompts for its model is unknown. Take a model that was tuned for chat, or name "
-                "the Cookbook renderer that it was trained with: renderer_name=."
+                f"The tokenizer {tokenizer.name_or_path!r} has no chat template, so the model's "
+                "prompt format is unknown. Use a model that was tuned for chat, or pass the "
+                "Cookbook renderer that the model was trained with as renderer_name=...."
             )
         self.hermes = hermes
         self.variables = {**(variables or {})}
@@ -53,7 +54,7 @@ class TemplateText:
         self._short_ids = self._arguments_as_text = False
 
     def text(self, messages: Sequence[Message], *, opens: bool = False) -> str:
-        """Render messages; ``opens`` adds a reply's opening. Raises what the template raises."""
+        """Render messages. ``opens`` adds the start of a reply. Template errors are not caught."""
         tools: list[Any] | None = None
         chat: list[Any] = []
         before: Message | None = None
@@ -65,7 +66,7 @@ class TemplateText:
                     chat.append({"role": "system", "content": message["content"]})
             elif self.hermes and is_tool(message):
                 result = f"<tool_response>\n{get_text_content(message)}\n</tool_response>"
-                if is_tool(before):  # join results, since some templates require alternating roles
+                if is_tool(before):  # join results: some templates require alternating roles
                     chat[-1]["content"] += "\n" + result
                 else:
                     chat.append({"role": "user", "content": result})
@@ -84,14 +85,14 @@ class TemplateText:
         )
 
     def probed(self, *messages: Message, opens: bool = False) -> str:
-        """Render made-up messages; return "" if the template refuses them."""
+        """Render made-up messages, or return "" if the template rejects them."""
         try:
             return self.text(messages, opens=opens)
-        except Exception:  # a template may raise anything
+        except Exception:  # templates can raise anything
             return ""
 
     def shared_prefix(self, text: str, other_text: str) -> str:
-        """Return the longest common prefix that does not cut through a mark or a word."""
+        """Return the longest common prefix that does not end inside a mark or a word."""
         shared = common_prefix(text, other_text)
         size = len(shared)
         for mark in self.control.pattern.finditer(text):
@@ -122,7 +123,7 @@ class TemplateText:
         return chat
 
     def _with_thought(self, thought: str, text: str) -> dict[str, Any]:
-        """Return the fields of a message with a thought, in the template's form."""
+        """Return the message fields that contain the thought, as the template expects them."""
         if self._thought_form == PARTS:
             return {"content": thinking(thought, text)}
         if self._thought_form == BLOCKS:
@@ -144,7 +145,7 @@ class TemplateText:
 
 
 def short_id(call_id: str) -> str:
-    """Turn a call's id into nine letters and digits, which every template accepts."""
+    """Convert a call id to nine letters and digits, a format that every template accepts."""
     plain = call_id.replace(MARK, "")
     if re.fullmatch(r"[a-zA-Z0-9]{9}", plain):
         return call_id

@@ -1,6 +1,6 @@
-"""The variables that a chat template reads besides the conversation, and the date.
+"""The variables that a chat template reads in addition to the conversation, and the date.
 
-Templates always get the date ``TODAY``, so that a run can be resumed on another day.
+Templates always get the fixed date ``TODAY``, so that a run can be resumed on another day.
 """
 
 import re
@@ -15,7 +15,7 @@ from jinja2.meta import find_undeclared_variables
 from evert.bridge.errors import RendererMismatchError, did_you_mean
 
 TODAY = datetime(2024, 7, 26)
-"""The date that templates get; Llama's templates use it if they have no clock."""
+"""The date passed to templates, which is also the fallback date in Llama's templates."""
 
 _NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 
@@ -23,14 +23,14 @@ _BUILTIN = {
     *("messages", "tools", "documents", "add_generation_prompt", "strftime_now"),
     *("raise_exception", "namespace", "range", "dict", "lipsum", "cycler", "joiner", "tojson"),
 }
-"""Names that are defined for every template."""
+"""Names that are defined in every template."""
 
 _GENERATION = re.compile(r"{%-?\s*(?:end)?generation\s*-?%}")
-"""A tag that transformers adds to Jinja, to mark text to train on."""
+"""A Jinja tag added by transformers, which marks the text to train on."""
 
 
 def template_of(tokenizer: Any, tools: Any = None) -> str:
-    """Return a tokenizer's chat template, with ``TODAY`` in place of calls for the date."""
+    """Return a tokenizer's chat template, with ``TODAY`` in place of the current date."""
     return _without_clock(tokenizer.get_chat_template(tools=tools))
 
 
@@ -40,7 +40,7 @@ def _without_clock(template: str) -> str:
 
 
 def variables_of(tokenizer: Any) -> set[str]:
-    """Return the variables that a tokenizer's chat template reads and a run may set."""
+    """Return the variables of a tokenizer's chat template that a run may set."""
     template = getattr(tokenizer, "chat_template", None) or ""
     texts = template.values() if isinstance(template, Mapping) else [template]
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
@@ -49,14 +49,14 @@ def variables_of(tokenizer: Any) -> set[str]:
         try:
             tree = environment.parse(_GENERATION.sub("", text))
         except TemplateError:
-            continue  # rendering raises the error
+            continue  # the error is raised when the template is rendered
         names |= find_undeclared_variables(tree) - _assigned_names(tree)
     builtin_names = _BUILTIN | {str(name) for name in getattr(tokenizer, "special_tokens_map", ())}
     return {name for name in names - builtin_names if not name.endswith("_token")}
 
 
 def _assigned_names(tree: nodes.Template) -> set[str]:
-    """Return the names that a template sets itself in some branch and a run may not set."""
+    """Return the names that the template assigns itself and a run cannot set."""
     by_use: dict[str, set[str]] = {"store": set(), "param": set(), "load": set()}
     for name in tree.find_all(nodes.Name):
         by_use[name.ctx].add(name.name)
@@ -67,10 +67,10 @@ def _assigned_names(tree: nodes.Template) -> set[str]:
 
 
 def check_variables(tokenizer: Any, values: Mapping[str, Any]) -> None:
-    """Check that a template reads the variables that are set.
+    """Check that the template uses all variables that are set.
 
     Raises:
-        RendererMismatchError: It does not read one of them.
+        RendererMismatchError: The template does not use one of them.
     """
     if not values:
         return
@@ -78,6 +78,6 @@ def check_variables(tokenizer: Any, values: Mapping[str, Any]) -> None:
     for name in values:
         if name not in names:
             raise RendererMismatchError(
-                f"The chat template of {tokenizer.name_or_path!r} does not read {name}."
-                f"{did_you_mean(name, names, '{}')} It reads: {', '.join(names) or 'no variable'}."
+                f"The chat template of {tokenizer.name_or_path!r} does not use a variable {name}."
+                f"{did_you_mean(name, names, '{}')} It uses: {', '.join(names) or 'no variables'}."
             )

@@ -1,11 +1,11 @@
-"""``TokenLog`` stores a conversation's tokens: it appends new tokens and returns whole prompts.
+"""``TokenLog`` stores the tokens of a growing conversation and returns them as prompts.
 
-Returning a prompt of n tokens must not take n steps, so the log keeps its tokens in chunks. New
+Returning a prompt of n tokens must not take O(n) time, so the log stores its tokens in chunks. New
 tokens are merged with the last chunks until the preceding chunk is at least twice as long. A log of
-n tokens thus has at most log2(n) + 1 chunks, each token is copied about log2(n) times in total, and
-a snapshot copies only references to chunks.
+n tokens therefore has at most log2(n) + 1 chunks, each token is copied about log2(n) times in
+total, and a snapshot only copies references to chunks.
 
-A *flat prompt* is a list of token ids in which each image (or other non-text chunk) is one element.
+A *flat prompt* is a list of token ids in which an image (or another non-text chunk) is one element.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ FlatPrompt = list[int | Chunk]
 
 
 def flatten(chunks: Iterable[Chunk]) -> FlatPrompt:
-    """Return the flat prompt of some chunks."""
+    """Convert chunks to a flat prompt."""
     flat: FlatPrompt = []
     for chunk in chunks:
         if isinstance(chunk, tinker.EncodedTextChunk):
@@ -30,19 +30,19 @@ def flatten(chunks: Iterable[Chunk]) -> FlatPrompt:
 
 
 def is_text(flat: Iterable[int | Chunk]) -> bool:
-    """Return whether a flat prompt has only token ids."""
-    return set(map(type, flat)) <= {int}  # runs every turn: one pass, without a Python loop
+    """Return whether a flat prompt consists only of token ids."""
+    return set(map(type, flat)) <= {int}  # hot path: one pass without a Python loop
 
 
 def length_of(flat: Sequence[int | Chunk]) -> int:
-    """Return the number of tokens; a non-text chunk counts with its length."""
+    """Return the number of tokens. A non-text chunk counts as its length in tokens."""
     if is_text(flat):
         return len(flat)
     return sum(1 if isinstance(element, int) else element.length for element in flat)
 
 
 def chunks_of(flat: FlatPrompt) -> list[Chunk]:
-    """Return a flat prompt's nonempty chunks; the list must not change afterwards."""
+    """Convert a flat prompt to nonempty chunks. The list must not be modified afterwards."""
     return [_text_chunk(piece) if isinstance(piece, list) else piece for piece in _pieces(flat)]
 
 
@@ -58,9 +58,9 @@ def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
 
 
 class TokenLog:
-    """Tokens; ``length`` is their number, and a non-text chunk counts with its length.
+    """The tokens of a conversation. ``length`` counts a non-text chunk as its length in tokens.
 
-    A log never changes: ``extended`` returns a new log, which shares most chunks with the old one.
+    Logs are immutable: ``extended`` returns a new log that shares most chunks with the old one.
     """
 
     __slots__ = ("_chunks", "length")
@@ -70,7 +70,7 @@ class TokenLog:
         self.length = length
 
     def extended(self, flat: FlatPrompt) -> "TokenLog":
-        """Return the log followed by a flat prompt; the list must not change afterwards."""
+        """Return the log followed by ``flat``, which must not be modified afterwards."""
         log = TokenLog(self._chunks, self.length)
         for piece in _pieces(flat):
             if isinstance(piece, list):
@@ -82,7 +82,10 @@ class TokenLog:
         return log
 
     def _merged(self, tokens: list[int]) -> tinker.EncodedTextChunk:
-        """Merge tokens with the last chunks that are not twice as long; remove those chunks."""
+        """Remove chunks from the end of the log and return them merged with ``tokens``.
+
+        Stops at a chunk that is not text, or that is at least twice as long as the merged tokens.
+        """
         while self._chunks and isinstance(last := self._chunks[-1], tinker.EncodedTextChunk):
             if len(last.tokens) >= 2 * len(tokens):
                 break
@@ -91,7 +94,7 @@ class TokenLog:
         return _text_chunk(tokens)
 
     def followed_by(self, flat: FlatPrompt) -> tinker.ModelInput:
-        """Return the prompt of the log followed by ``flat``; the log does not change."""
+        """Return the prompt that consists of the log and ``flat``, without changing the log."""
         return tinker.ModelInput(chunks=[*self._chunks, *chunks_of(flat)])
 
 

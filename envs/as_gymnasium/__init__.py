@@ -1,13 +1,13 @@
-"""Agents as Gymnasium environments: ids, spaces, and episodes that ``step`` drives.
+"""Turns agents into Gymnasium environments.
 
-Read in this order:
+Suggested reading order:
 
-    registration.py   ids of the games, and ``register_agent`` for your agents
+    registration.py   ids for the games, and ``register_agent`` for your own agents
     env.py            ``AgentGymEnv``: an agent as a synchronous ``gymnasium.Env``
     episode.py        one episode, on the event loop
-    vector.py         ``AgentVectorEnv``: many episodes at once
-    arguments.py      checks of the arguments
+    vector.py         ``AgentVectorEnv``: many episodes in parallel
+    arguments.py      argument validation
     spaces.py         observation and action spaces, at both levels
-    transcript.py     what ``render()`` shows
-    loop.py           the event loop that all environments of a process share
+    transcript.py     the output of ``render()``
+    loop.py           the event loop shared by all environments in a process
 """

@@ -1,7 +1,8 @@
-"""Checks an environment's arguments: errors name the mistake and what was expected.
+"""Validates the arguments of environments.
 
-Wrong actions, calls in the wrong order and wrong ids raise Gymnasium's errors
-(``gymnasium.error.InvalidAction``, ``ResetNeeded``, ``RegistrationError``), as its users expect.
+Invalid actions, calls in the wrong order and invalid ids raise Gymnasium's own exceptions
+(``gymnasium.error.InvalidAction``, ``ResetNeeded`` and ``RegistrationError``), since that is what
+Gymnasium users expect.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +33,7 @@ def require_one_of(name: str, value: object, values: Sequence[object]) -> None:
 
 
 def require_count(name: str, value: object, otherwise: str = "") -> None:
-    """Check that ``value`` is an integer of at least 1; ``otherwise`` ends the message."""
+    """Check that ``value`` is an integer >= 1; ``otherwise`` is appended to the error message."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise EnvArgumentError(
             f"{name} is {value!r}; expected an integer of at least 1{otherwise}."
@@ -51,7 +52,7 @@ def require_supported(kind: str, names: Iterable[str], supported: Iterable[str])
 
 
 def read_tasks(tasks: Any) -> Sequence[Any] | None:
-    """Return the tasks, imported if ``tasks`` is an import path; None for no tasks."""
+    """Return the tasks, importing them if ``tasks`` is an import path. None means no tasks."""
     if tasks is None:
         return None
     sequence = load_tasks(tasks)
@@ -60,7 +61,7 @@ def read_tasks(tasks: Any) -> Sequence[Any] | None:
 
 
 def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
-    """Return the options of ``ChatAgentEnv``, with ``max_turns`` in their limits."""
+    """Return the options for ``ChatAgentEnv``, with ``max_turns`` added to their limits."""
     arguments = ("level", "max_turns", "render_mode", "tasks")
     require_supported("argument", options, (*EnvOptions.__annotations__, *arguments))
     plain: Any = {name: unwrap(value) for name, value in options.items()}
@@ -73,7 +74,7 @@ def read_options(options: EnvOptions, max_turns: int | None) -> EnvOptions:
 
 
 def is_same_task(first: Any, second: Any) -> bool:
-    """Return whether two tasks are equal. They may be arrays."""
+    """Return whether two tasks, which may be arrays, are equal."""
     if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
         return bool(np.array_equal(first, second))
     try:

@@ -1,8 +1,9 @@
 """``AgentGymEnv``: a chat agent as a synchronous ``gymnasium.Env``.
 
 An observation is the agent's model call, and an action is the reply. ``reset`` draws a task and
-starts the agent (``episode.py``) on the event loop that all environments share (``loop.py``).
-``step`` waits for the agent's next call. This file handles arguments, seeds, spaces and results.
+starts the agent (``episode.py``) on the event loop shared by all environments (``loop.py``), and
+``step`` waits for the agent's next call. This module deals with arguments, seeds, spaces and return
+values.
 """
 
 import copy
@@ -50,63 +51,65 @@ LEVELS: tuple[Level, ...] = ("messages", "tokens")
 Observation = tuple[dict[str, str], ...] | tuple[int, ...]
 
 Work = Callable[[], Coroutine[Any, Any, Moment]]
-"""A coroutine function to run on the loop."""
+"""A coroutine function to run on the event loop."""
 
 
 class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
     """A chat agent as a Gymnasium environment.
 
-    Make it with ``gymnasium.make``; ``evert.register_agent`` gives an agent an id. An instance has
-    the ``__doc__`` of its agent. A copy made by ``copy`` or ``pickle`` is a new environment with
-    the same arguments.
+    Register an agent with ``evert.register_agent``, then create environments with
+    ``gymnasium.make``. The ``__doc__`` of an instance is its agent's docstring. Copying or
+    unpickling an environment creates a new one with the same arguments.
 
     ## Action Space
 
-    level="messages": ``Text``, the reply; evert adds the end of the turn. Text that looks like a
-    control token stays text. The renderer still parses tool calls and the like.
-    level="tokens": ``Sequence(Discrete(vocabulary))``, the sampled tokens with the end of the turn,
-    used exactly as given.
+    level="messages": ``Text``, the reply. evert appends the end-of-turn token. Special-token
+    strings are encoded as plain text, but the renderer still parses tool calls and so on.
+    level="tokens": ``Sequence(Discrete(vocabulary))``, the sampled tokens including the end-of-turn
+    token, which are used exactly as given.
 
     ## Observation Space
 
-    level="messages": ``Sequence(Dict(role: Text, content: Text))``, the conversation the agent asks
-    the policy to continue, and at the end also the last reply. An image becomes "[image_url]".
+    level="messages": ``Sequence(Dict(role: Text, content: Text))``, the conversation so far, which
+    the policy should continue. The final observation includes the last reply. Images are shown as
+    "[image_url]".
     level="tokens": ``Sequence(Discrete(vocabulary))``, the same conversation, as tokens.
 
     ## Starting State
 
-    A task drawn uniformly from ``tasks`` with the environment's seeded generator, or
-    ``options={"task": ...}``; the agent's first model call.
+    The agent's first model call. The task is drawn uniformly from ``tasks`` using the environment's
+    seeded generator, unless you pass ``options={"task": ...}``.
 
     ## Reward
 
-    What the agent gives for the action (``client.reward``), plus its return value at the end.
+    The reward the agent assigns to the action (``client.reward``), plus the agent's return value on
+    the last step.
 
     ## Episode End
 
-    Terminated: the agent returned. Truncated: a budget was used up, and ``info["stop_reason"]`` is
-    max_turns, max_tokens, max_sampled_tokens or max_tool_calls; or the agent returned
-    ``Outcome(reward, truncated=True)``, and the reason is "truncated".
+    Terminated: the agent returned. Truncated: a limit was reached (``info["stop_reason"]`` is
+    max_turns, max_tokens, max_sampled_tokens or max_tool_calls), or the agent returned
+    ``Outcome(reward, truncated=True)`` (the stop reason is "truncated").
 
     ## Information
 
-    ``task`` (absent without tasks), ``messages`` (OpenAI's format, with tool calls and images),
-    ``tokens`` (absent with images), ``tools``, ``stop``, ``max_tokens`` (absent without a cap; a
-    longer action is cut). After a step also ``action_tokens``, ``metrics`` and ``logs``; after the
-    last one ``stop_reason``.
+    ``task`` (if there are tasks), ``messages`` (in OpenAI's format, with tool calls and images),
+    ``tokens`` (unless the prompt has images), ``tools``, ``stop`` and ``max_tokens`` (if there is a
+    limit; longer actions are cut off). After a step, also ``action_tokens``, ``metrics`` and
+    ``logs``, and after the last step, ``stop_reason``.
 
     ## Arguments
 
     agent: The agent, or its import path 'package.module:function'.
-    tasks: Sequence of tasks, or its import path. None: the agent takes no task.
+    tasks: Sequence of tasks, or its import path (default: the agent takes no task).
     level: "messages" or "tokens".
-    render_mode: None, "ansi" (``render()`` returns the conversation) or "human" (it is printed).
-    max_turns: Maximum number of actions in an episode. None: no limit.
-    options: Options of ``ChatAgentEnv`` (``renderer``, ``limits``, ``agent_timeout``, ...).
+    render_mode: "ansi" (``render()`` returns the conversation), "human" (it is printed) or None.
+    max_turns: Maximum number of actions per episode (default: no limit).
+    options: Options for ``ChatAgentEnv`` (``renderer``, ``limits``, ``agent_timeout``, ...).
 
     Raises:
-        EnvArgumentError: An argument has a wrong value or an unknown name.
-        InvalidAgentError: ``agent`` is not an agent, or takes other arguments.
+        EnvArgumentError: An argument is unknown or has an invalid value.
+        InvalidAgentError: ``agent`` is not an agent, or has the wrong signature.
         InvalidDatasetError: ``tasks`` is not a sequence, or is empty.
     """
 
@@ -137,7 +140,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._vocabulary = len(self._renderer.renderer.tokenizer)
         if level == "messages":
             self.observation_space, self.action_space = message_space(), AnyText()
-        else:  # two objects, since each has its own seed
+        else:  # two objects, because each space is seeded separately
             self.observation_space = token_space(self._vocabulary)
             self.action_space = token_space(self._vocabulary)
         self.__doc__ = inspect.getdoc(self._agent) or type(self).__doc__
@@ -158,12 +161,12 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         """Stop the running episode, if any, and start a new one.
 
         Args:
-            seed: Seed for the generators of tasks and of the agent. None: keep the current ones.
-            options: ``{"task": task}`` plays this task instead of a random one.
+            seed: Seed for drawing tasks and for the agent (default: don't reseed).
+            options: Pass ``{"task": task}`` to play this task instead of a random one.
 
         Raises:
-            EnvArgumentError: Unknown option, or a task that is not among the tasks.
-            EnvStateError: The agent ended before its first call.
+            EnvArgumentError: An option is unknown, or the task is not one of the tasks.
+            EnvStateError: The agent finished before its first model call.
             AgentError, AgentTimeoutError, RewardError: As in ``ChatAgentEnv``.
         """
         return self.finish_reset(self._run(self.prepare_reset(seed=seed, options=options)))
@@ -174,7 +177,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         Raises:
             gymnasium.error.InvalidAction: The action is not in the action space.
             gymnasium.error.ResetNeeded: No episode is running.
-            AgentError, AgentTimeoutError, RewardError: As in ``ChatAgentEnv``. The episode is over.
+            AgentError, AgentTimeoutError, RewardError: As in ``ChatAgentEnv``. Ends the episode.
         """
         return self.finish_step(self._run(self.prepare_step(action)))
 
@@ -182,12 +185,12 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         """Return the conversation so far as text ("ansi"), or print it and return None ("human").
 
         Raises:
-            gymnasium.error.ResetNeeded: There is no episode yet.
+            gymnasium.error.ResetNeeded: ``reset`` has not been called yet.
         """
         if self.render_mode is None:
             gymnasium.logger.warn(
-                "render() was called on an environment made without a render_mode. Make it with "
-                'gymnasium.make(..., render_mode="ansi") or "human".'
+                "render() was called, but the environment has no render_mode. Pass "
+                'render_mode="ansi" or "human" to gymnasium.make.'
             )
             return None
         if self._moment is None:
@@ -198,7 +201,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return transcript(self._moment, self._total)
 
     def close(self) -> None:
-        """Stop the running episode and release the loop. Idempotent; ``reset`` starts again."""
+        """Stop the running episode and release the loop. Idempotent; ``reset`` works afterwards."""
         episode = self.detach_episode("the environment was closed")
         loop, self._loop = self._loop, None
         if loop is not None:
@@ -207,10 +210,10 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
                 loop.at_end = None
             loop.leave()
 
-    # -- reset and step in two halves: the work on the loop, and what to do with its result --------
+    # -- reset and step, split into the work on the loop and the handling of its result ------------
 
     def prepare_reset(self, *, seed: int | None, options: dict[str, Any] | None) -> Work:
-        """Prepare a reset, and return the work that stops the old episode and starts a new one."""
+        """Prepare a reset; return the work that stops the old episode and starts a new one."""
         super().reset(seed=seed)
         self._episode_index = 0 if seed is not None else self._episode_index + 1
         self._task = self._choose_task(options or {})
@@ -226,12 +229,12 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return episode.start if old is None else partial(_restart, old, episode)
 
     def finish_reset(self, moment: Moment) -> tuple[Observation, dict[str, Any]]:
-        """Record the moment after a reset, and return the result of ``reset``."""
+        """Record the state after a reset, and return the result for ``reset``."""
         self._record(moment)
         return self._observation(moment), self._info(moment)
 
     def prepare_step(self, action: Any) -> Work:
-        """Check ``action``, and return the work that answers the agent. Nothing changes yet."""
+        """Validate ``action`` and return the work that replies to the agent. No side effects."""
         episode = self._running_episode()
         if self.level == "messages":
             tokens = episode.encode(text_action(action))
@@ -240,7 +243,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return partial(episode.act, tokens)
 
     def finish_step(self, moment: Moment) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Record the moment after a step, and return the result of ``step``."""
+        """Record the state after a step, and return the result for ``step``."""
         assert self._loop is not None
         self._record(moment)
         is_over = moment.stop_reason is not None
@@ -252,11 +255,11 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return self._observation(moment), moment.reward, is_over and not truncated, truncated, info
 
     def record_failure(self, problem: BaseException) -> None:
-        """Record that the work failed, which ends the episode."""
+        """Mark the episode as over because its work failed."""
         self._why_over = f"the last one ended with {type(problem).__name__}"
 
     def detach_episode(self, why: str) -> AgentEpisode | None:
-        """Detach the running episode, for the caller to close. None if no episode is running."""
+        """Detach the running episode (if any) and return it, so that the caller can close it."""
         self._notice_fork()
         episode, self._episode = self._episode, None
         self._why_over = why
@@ -281,13 +284,13 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._notice_fork()
         if self._episode is None or self._why_over:
             raise error.ResetNeeded(
-                f"step() needs a running episode, and this environment of {self._form.name} has "
-                f"none: {self._why_over}. Call reset() to start one."
+                f"step() was called, but no {self._form.name} episode is running: "
+                f"{self._why_over}. Call reset() to start one."
             )
         return self._episode
 
     def _notice_fork(self) -> None:
-        """In a forked child, forget the parent's episode, whose thread is missing."""
+        """In a forked child, forget the parent's episode, whose thread does not exist here."""
         if self._loop is not None and not self._loop.is_ours:
             self._episode = self._loop = None
             self._why_over = "the last one was started before this process was forked"
@@ -297,8 +300,8 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         if self.tasks is None:
             if "task" in options:
                 raise EnvArgumentError(
-                    f"options={options!r:.200}: the agent {self._form.name} takes no task. Leave "
-                    "the option out, or make the environment with tasks=[...]."
+                    f"Got options={options!r:.200}, but the agent {self._form.name} takes no task. "
+                    "Remove the option, or create the environment with tasks=[...]."
                 )
             return NO_TASK
         if "task" not in options:
@@ -306,9 +309,9 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         task = options["task"]
         if not any(is_same_task(task, candidate) for candidate in self.tasks):
             raise EnvArgumentError(
-                f"The task {task!r:.200} is not among the {len(self.tasks)} tasks of this "
-                f"environment, which begin with {self.tasks[0]!r:.200}. Choose one of "
-                f"env.unwrapped.tasks, or make the environment with tasks=[{task!r:.60}]."
+                f"The task {task!r:.200} is not one of this environment's {len(self.tasks)} tasks "
+                f"(the first one is {self.tasks[0]!r:.200}). Choose one from env.unwrapped.tasks, "
+                f"or create the environment with tasks=[{task!r:.60}]."
             )
         return task
 
@@ -319,8 +322,8 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
             return message_observation(moment.messages)
         if moment.tokens is None:
             raise RendererMismatchError(
-                "The prompt has images, which have no token ids, and this environment was made "
-                "with level='tokens'. Make it with level='messages', which has them in "
+                "The prompt contains images, which have no token ids, but this environment was "
+                "created with level='tokens'. Use level='messages', which returns the images in "
                 "info['messages'], or use evert.ChatAgentEnv."
             )
         return moment.tokens

@@ -1,9 +1,9 @@
 """One episode of a Gymnasium environment: a ``ChatAgentEnv`` on the event loop.
 
-``start`` and ``act`` return a ``Moment``: the state of the episode, in messages and in tokens.
-In training the Cookbook's samplers enforce token budgets. Here this module does: it cuts a reply at
-its cap, and ends an episode that has used up ``max_sampled_tokens``. The wall-clock limits have no
-effect.
+``start`` and ``act`` return a ``Moment``, the state of the episode as messages and as tokens.
+During training, the Cookbook's samplers enforce token limits. Here, this module has to enforce
+them: it cuts off replies that are too long, and ends an episode once ``max_sampled_tokens`` is used
+up. Wall-clock limits have no effect.
 """
 
 import copy
@@ -29,7 +29,7 @@ from evert.bridge.tokens.renderer import PromptRenderer
 from evert.bridge.tokens.token_log import flatten, is_text
 
 LIMITS = frozenset({*DEFAULT_LIMIT_STOP_REASONS, TRUNCATED})
-"""Stop reasons of truncated episodes; with any other reason, an episode is terminated."""
+"""Stop reasons for truncated episodes. With any other reason, the episode is terminated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,12 @@ class Moment:
     """The state of an episode between two actions, or at its end.
 
     Attributes:
-        messages: The conversation to continue, as the agent sent it; at the end with the reply.
-        tokens: The prompt's token ids; at the end also the last action. None with images.
-        stop_reason: Why the episode is over; None while it runs.
-        max_tokens: Maximum length of the reply in tokens; None: any length.
-        action: The last action's tokens, after any cut; None at the start.
+        messages: The conversation as the agent sent it. At the end, it includes the last reply.
+        tokens: The prompt's token ids. At the end, they include the last action. None if the prompt
+            has images.
+        stop_reason: Why the episode is over, or None while it is running.
+        max_tokens: Maximum length of the reply in tokens, or None for no limit.
+        action: Tokens of the last action (cut off if it was too long), or None at the start.
     """
 
     messages: list[dict[str, Any]]
@@ -57,12 +58,12 @@ class Moment:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether a budget, or the agent, truncated the episode."""
+        """Whether the episode was truncated, by a limit or by the agent."""
         return self.stop_reason in LIMITS
 
 
 class AgentEpisode:
-    """One run of an agent. Call its methods on one event loop, and always ``close`` it."""
+    """One run of an agent. Use it on a single event loop, and always ``close`` it."""
 
     def __init__(self, env: ChatAgentEnv, renderer: PromptRenderer) -> None:
         self._env = env
@@ -71,7 +72,7 @@ class AgentEpisode:
         self._sampled = 0
 
     async def start(self) -> Moment:
-        """Run the agent to its first call.
+        """Run the agent until its first model call.
 
         Raises:
             EnvStateError: The episode ended before the first call.
@@ -79,21 +80,21 @@ class AgentEpisode:
         first = await self._env.initial_observation()
         if isinstance(first, InitialObservationOverflow):
             raise EnvStateError(
-                "The episode ended before the policy was asked anything: its agent made no model "
-                "call, or its first prompt is over max_trajectory_tokens (reward "
-                f"{first.reward}, {first.metrics}). Gymnasium cannot end an episode in reset(): "
-                "take this task out of the tasks, or raise the limit."
+                "The episode ended before its first observation: the agent made no model call, or "
+                "its first prompt is longer than max_trajectory_tokens (reward "
+                f"{first.reward}, {first.metrics}). Gymnasium does not allow an episode to end in "
+                "reset(). Remove this task from the tasks, or raise the limit."
             )
         self._moment = self._moment_of_call(first[0], list(first[1]))
         return self._moment
 
     async def act(self, tokens: Sequence[int]) -> Moment:
-        """Answer the agent's call, and run the agent to its next call or to its end."""
+        """Reply to the agent's call, and run the agent until its next call or until it returns."""
         action, is_cut = self._within_budget(list(tokens))
         latest = self._moment
         conversation = self._env.conversation
         if conversation is None:
-            raise EnvStateError("No call of the agent waits for a reply; start a new episode.")
+            raise EnvStateError("The agent has no pending call to reply to; start a new episode.")
         old_reply = conversation.reply
         result = await self._env.step(action, extra={"stop_reason": "length" if is_cut else "stop"})
         self._sampled += len(action)
@@ -120,7 +121,7 @@ class AgentEpisode:
         await self._env.close()
 
     def encode(self, text: str) -> list[int]:
-        """Return a reply's tokens: its text, where control tokens stay text, and the turn's end."""
+        """Encode a reply as plain text, even special-token strings; add the end-of-turn token."""
         end = self._renderer.end_tokens[:1]
         if not end and isinstance(self._renderer.stop[0], str):
             end = self._renderer.encode(self._renderer.stop[0])
@@ -181,7 +182,7 @@ def _token_ids(prompt: tinker.ModelInput) -> tuple[int, ...] | None:
 
 
 def copy_json(value: Any) -> Any:
-    """Return a deep copy of JSON data, in a tenth of ``copy.deepcopy``'s time."""
+    """Return a deep copy of JSON data, ten times as fast as ``copy.deepcopy``."""
     if type(value) is str:
         return value
     if type(value) is dict:

@@ -1,8 +1,9 @@
-"""The event loop that all environments of a process share: an anyio blocking portal.
+"""The event loop (an anyio blocking portal) that all environments in a process share.
 
-Gymnasium's calls are synchronous and agents are async, so a thread runs the event loop. This works
-in a script, and inside a running loop (a notebook). The thread starts with the first environment
-that needs it, and ends when the last one releases it. A forked child starts a new portal.
+Gymnasium's API is synchronous but agents are async, so the event loop runs in a thread. This works
+in scripts as well as inside a running event loop, such as in a notebook. The thread starts when the
+first environment needs it and stops when the last one releases it. A forked child starts a new
+portal.
 """
 
 import asyncio
@@ -27,14 +28,15 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 PATIENCE = 5.0
-"""Seconds to wait for the last tasks when the loop ends."""
+"""Seconds to wait for the remaining tasks when the loop stops."""
 
 
 class Loop:
-    """One user of the shared loop, until ``leave`` or until its owner is garbage-collected.
+    """A handle to the shared loop, valid until it is left or its owner is garbage-collected.
 
     Attributes:
-        at_end: Work to do on the loop before the release, or None. It must not refer to the owner.
+        at_end: Work to run on the loop before it is released, or None. It must not reference the
+            owner, or the owner could never be collected.
     """
 
     def __init__(self, owner: object) -> None:
@@ -46,16 +48,16 @@ class Loop:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the loop runs in this process; a forked child lacks its thread."""
+        """Whether the loop runs in this process. In a forked child, its thread is missing."""
         return self._shared is _shared(os.getpid())
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
         """Run ``work`` on the loop and wait for its result."""
-        future: Future[Result] = Future()  # before the start, so that Ctrl-C can always cancel it
+        future: Future[Result] = Future()  # created first, so that Ctrl-C can always cancel it
         try:
             self._start(partial(_settle, work, future))
             return future.result()
-        except BaseException:  # mainly Ctrl-C: the work must also stop
+        except BaseException:  # mainly for Ctrl-C, which must stop the work as well
             future.cancel()
             raise
 
@@ -64,32 +66,32 @@ class Loop:
             self._portal.start_task_soon(work)
         except RuntimeError as error:
             raise EnvStateError(
-                "A Gymnasium environment of evert was used from inside an async agent that runs on "
-                "the same event loop; it would wait for itself forever. Use it in a thread: "
+                "An evert Gymnasium environment was used inside an async agent that runs on the "
+                "same event loop, which would deadlock. Use it in a thread: "
                 "`await asyncio.to_thread(env.step, action)`."
             ) from error
 
     def leave(self) -> None:
-        """Do the work ``at_end``, and release the loop. Idempotent."""
+        """Run the ``at_end`` work and release the loop. Idempotent."""
         self._collected.detach()
         self.finish()
         self._shared.leave(self)
 
     def finish(self) -> None:
-        """Do the work ``at_end``."""
+        """Run the ``at_end`` work, if any."""
         work, self.at_end = self.at_end, None
         if work is not None:
-            with contextlib.suppress(RuntimeError, TimeoutError):  # the loop ended, or is blocked
+            with contextlib.suppress(RuntimeError, TimeoutError):  # the loop is stopped or blocked
                 self._portal.start_task_soon(work).result(PATIENCE)
 
     def _leave_soon(self) -> None:
-        """Release the loop in another thread: the garbage collector may call this on the loop."""
+        """Release the loop in another thread, since garbage collection may run on the loop."""
         if self.is_ours:
             threading.Thread(target=self.leave, name="evert gymnasium", daemon=True).start()
 
 
 async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], future: Future[Result]) -> None:
-    """Run ``work`` and put its result into ``future``. Cancelling ``future`` cancels the work."""
+    """Run ``work`` and set the result of ``future``. Cancelling ``future`` cancels the work."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -112,10 +114,10 @@ async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], future: Futur
 
 
 class _Shared:
-    """The portal of one process. Its thread runs while it has users.
+    """The portal of one process. Its thread runs as long as there are users.
 
-    A forked child inherits its parent's object with the users and keeps both, since garbage
-    collection would report their tasks as lost.
+    A forked child keeps the object and the users that it inherits, because asyncio would complain
+    about their pending tasks if they were garbage-collected.
     """
 
     def __init__(self) -> None:
@@ -125,7 +127,7 @@ class _Shared:
         self._portal: Future[BlockingPortal] = Future()
 
     def enter(self, user: Loop) -> BlockingPortal:
-        """Add a user and return the portal, which is started if needed."""
+        """Add a user and return the portal, starting it if needed."""
         with self._lock:
             if not self._thread.is_alive():
                 self._portal = Future()
@@ -137,7 +139,7 @@ class _Shared:
             return self._portal.result()
 
     def leave(self, user: Loop) -> None:
-        """Remove a user. After the last one the portal ends, and its tasks are cancelled."""
+        """Remove a user. After the last one, stop the portal and cancel its tasks."""
         with self._lock:
             if user not in self.users:
                 return
@@ -145,13 +147,13 @@ class _Shared:
             if self.users:
                 return
             portal, thread, self._thread = self._portal.result(), self._thread, threading.Thread()
-        with contextlib.suppress(RuntimeError):  # the portal has ended
+        with contextlib.suppress(RuntimeError):  # the portal has already stopped
             portal.start_task_soon(portal.stop, True)
         thread.join(PATIENCE)
         if thread.is_alive():
             logger.error(
-                "evert's event loop did not end within %s s; its thread keeps running. An agent "
-                "ignores its cancellation, or blocks the loop.",
+                "evert's event loop did not stop within %s s, so its thread keeps running. An "
+                "agent ignores cancellation or blocks the loop.",
                 PATIENCE,
             )
 
@@ -167,6 +169,6 @@ def _shared(pid: int) -> _Shared:
 
 
 @atexit.register
-def _finish_all() -> None:  # does not end the loop: that would start threads, which now fails
+def _finish_all() -> None:  # leaves the loop running, as threads cannot be started at exit
     for loop in list(_shared(os.getpid()).users):
         loop.finish()

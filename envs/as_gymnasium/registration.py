@@ -1,11 +1,11 @@
-"""Gymnasium ids for agents: the games, and ``register_agent`` for your agents.
+"""Gymnasium ids: registers the games, and provides ``register_agent`` for your own agents.
 
     evert.register_agent("my/Env-v0", my_agent, tasks=[...])
     env = gymnasium.make("my/Env-v0")
 
-Nothing here imports torch, tinker or a tokenizer; ``gymnasium.make`` does. An agent with an import
-path is registered by that path, so that its ``EnvSpec`` can be pickled and written as JSON. Other
-objects are wrapped in a ``Kept``, which deep copies share.
+This module doesn't import torch, tinker or a tokenizer; that happens in ``gymnasium.make``. Agents
+that can be imported are registered by import path, so that the ``EnvSpec`` can be pickled and
+written as JSON. All other objects are wrapped in a ``Kept``, which is shared by deep copies.
 """
 
 import importlib
@@ -29,7 +29,7 @@ VECTOR_ENTRY_POINT = "evert.envs.as_gymnasium.vector:AgentVectorEnv"
 
 
 def register_games() -> None:
-    """Register the games with their training tasks. Ids already registered are left alone."""
+    """Register the games with their training tasks, skipping ids that are already registered."""
     for game in games().values():
         if game.id not in gymnasium.registry:
             register_agent(game.id, game.agent, game.train_tasks)
@@ -44,24 +44,24 @@ def register_agent(
     replace: bool = False,
     **options: "Unpack[EnvOptions]",
 ) -> EnvSpec:
-    """Give an agent an id, so that ``gymnasium.make(id)`` makes it an environment.
+    """Register an agent as a Gymnasium environment, so that ``gymnasium.make(id)`` creates it.
 
-    ``gymnasium.make_vec(id, num_envs=64)`` makes many of them, played at the same time.
+    Use ``gymnasium.make_vec(id, num_envs=64)`` to play many episodes in parallel.
 
     Args:
-        id: '[namespace/]Name-v0'.
+        id: The environment id, '[namespace/]Name-v0'.
         agent: The agent, or its import path 'module:function', which ``gymnasium.make`` imports.
-        tasks: Sequence of tasks, or its import path; each episode draws one. None: no tasks.
-        max_turns: Number of actions after which an episode is truncated. None: no limit.
-        replace: Whether to replace a registered id, as when a notebook cell runs again.
-        **options: Options of ``ChatAgentEnv`` for every environment of this id.
+        tasks: Sequence of tasks, or its import path. Each episode draws one (default: no tasks).
+        max_turns: Number of actions after which an episode is truncated (default: no limit).
+        replace: Whether to replace an existing id, for example when a notebook cell is rerun.
+        **options: Options for ``ChatAgentEnv``, used by every environment with this id.
 
     Returns:
-        The ``EnvSpec``, as from ``gymnasium.spec(id)``.
+        The ``EnvSpec``, as returned by ``gymnasium.spec(id)``.
 
     Raises:
-        gymnasium.error.RegistrationError: The id is malformed, or taken.
-        InvalidAgentError: ``agent`` is not an agent, or does not take these arguments.
+        gymnasium.error.RegistrationError: The id is malformed or already taken.
+        InvalidAgentError: ``agent`` is not an agent, or has the wrong signature.
         InvalidDatasetError: ``tasks`` is not a sequence, or is empty.
     """
     _check_id(id, replace)
@@ -90,8 +90,8 @@ def _check_id(id: object, replace: bool) -> None:
     match = ENV_ID_RE.fullmatch(id) if isinstance(id, str) else None
     if match is None or match.group("version") is None:
         raise error.RegistrationError(
-            f"An environment id is a string like 'my/Env-v0' ([namespace/]name-v<version>), got "
-            f"{id!r}. Letters, digits, '_', '-' and ':' are allowed, and in the name '.'."
+            f"An environment id must be a string like 'my/Env-v0' ([namespace/]name-v<version>), "
+            f"got {id!r}. It may contain letters, digits, '_', '-', ':' and, in the name, '.'."
         )
     if id in gymnasium.registry and not replace:
         raise error.RegistrationError(_taken_message(str(id)))
@@ -103,8 +103,8 @@ def _taken_message(id: str) -> str:
     name = holder if isinstance(holder, str) else agent_name(holder)
     base, _, version = id.rpartition("-v")
     return (
-        f"The id {id!r} is taken by {name}. Choose another id, or the next version "
-        f"({base}-v{int(version) + 1}), or pass replace=True to take its place."
+        f"The id {id!r} is already taken by {name}. Choose a different id, use the next version "
+        f"({base}-v{int(version) + 1}), or pass replace=True to replace it."
     )
 
 
@@ -115,19 +115,19 @@ def _check_path(subject: str, path: str, error: type[EvertError]) -> None:
 
 
 def check_some_tasks(tasks: Any) -> None:
-    """Check that tasks are a sequence, and not empty."""
+    """Check that ``tasks`` is a non-empty sequence."""
     check_tasks(tasks)
     if isinstance(tasks, str):
-        raise InvalidDatasetError(f"tasks are the text {tasks!r:.200}; expected a list of tasks.")
+        raise InvalidDatasetError(f"tasks is the string {tasks!r:.200}; expected a list of tasks.")
     if len(tasks) == 0:
         raise InvalidDatasetError(
-            "tasks are empty: an episode draws one of them. Give at least one, or leave tasks out "
-            "for an agent that takes none."
+            "tasks is empty, but each episode draws a task from it. Pass at least one task, or "
+            "leave tasks out if the agent doesn't take a task."
         )
 
 
 def import_path(value: Any) -> str | None:
-    """Return the path 'package.module:name' at which ``value`` can be imported, or None."""
+    """Return the path 'package.module:name' that ``value`` can be imported from, or None."""
     if isinstance(value, str):
         return value
     module_name, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
@@ -143,7 +143,7 @@ def import_path(value: Any) -> str | None:
 
 
 def wrap(value: Any) -> Any:
-    """Return ``value`` if it is a scalar or a list of scalars, else wrapped in a ``Kept``."""
+    """Wrap ``value`` in a ``Kept``, unless it is a scalar or a list of scalars."""
     value = unwrap(value)
     if isinstance(value, (list, tuple)) and all(_is_scalar(item) for item in value):
         return list(value)

@@ -1,11 +1,11 @@
-"""The spaces of observations and actions, at both levels.
+"""Observation and action spaces, for both levels.
 
     level       observation                                 action
     messages    Sequence(Dict(role: Text, content: Text))   Text: the policy's reply
     tokens      Sequence(Discrete(vocabulary))              Sequence(Discrete(vocabulary))
 
-An observation is the whole conversation that the agent asks the policy to continue, as a tuple of
-messages or of token ids. Only an episode's budgets (``RolloutLimits``) bound lengths.
+An observation is the whole conversation that the policy should continue, as a tuple of messages or
+of token ids. Its length is limited only by the episode's ``RolloutLimits``.
 """
 
 import string
@@ -18,15 +18,15 @@ from gymnasium import error, spaces
 from numpy.typing import NDArray
 
 SAMPLE_LENGTH = 32
-"""Maximum length of samples from ``AnyText``, unless a mask gives a length."""
+"""Maximum length of samples from ``AnyText``, unless a mask sets the length."""
 
 
 class AnyText(spaces.Text):
-    """All strings that have a UTF-8 encoding; samples are short and of printable ASCII.
+    """All strings that can be encoded as UTF-8. Samples are short and use printable ASCII.
 
-    ``gymnasium.spaces.Text`` stores its characters, which for Unicode takes a hundred megabytes per
-    space, and samples lengths uniformly up to the maximum. This class differs only in ``contains``
-    and in the default length of samples; ``character_set`` is only for samples.
+    ``gymnasium.spaces.Text`` stores its character set, which for all of Unicode would take a
+    hundred megabytes per space. It also samples lengths uniformly up to the maximum. This class
+    overrides ``contains`` and the default sample length, and only uses ``character_set`` to sample.
     """
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
@@ -34,7 +34,7 @@ class AnyText(spaces.Text):
         super().__init__(sys.maxsize, min_length=0, charset=characters, seed=seed)
 
     def contains(self, x: Any) -> bool:
-        """Return whether ``x`` is a string that can be encoded."""
+        """Return whether ``x`` is a string that can be encoded as UTF-8."""
         return isinstance(x, str) and is_encodable(x)
 
     def sample(
@@ -42,7 +42,7 @@ class AnyText(spaces.Text):
         mask: tuple[int | None, NDArray[np.int8] | None] | None = None,
         probability: tuple[int | None, NDArray[np.float64] | None] | None = None,
     ) -> str:
-        """Return a random text of up to ``SAMPLE_LENGTH`` characters, or of a mask's length."""
+        """Return random text, up to ``SAMPLE_LENGTH`` characters unless a mask sets the length."""
         if mask is None and probability is None:
             mask = (None, None)
         return super().sample(self._with_length(mask), self._with_length(probability))
@@ -62,7 +62,7 @@ class AnyText(spaces.Text):
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether ``text`` has a UTF-8 encoding: half of a surrogate pair has none."""
+    """Return whether ``text`` can be encoded as UTF-8, i.e. has no unpaired surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -82,14 +82,14 @@ def token_space(vocabulary: int) -> spaces.Sequence:
 
 
 def message_observation(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], ...]:
-    """Return messages as an observation, with only role and text."""
+    """Convert messages to an observation, which keeps only the role and the text."""
     return tuple(
         {"role": str(message.get("role")), "content": text_of(message)} for message in messages
     )
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message; a part without text becomes its type in brackets."""
+    """Return a message's text. Parts without text are replaced by their type in brackets."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -99,37 +99,37 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def text_action(action: object) -> str:
-    """Check an action at the messages level, and return it.
+    """Validate an action at the messages level and return it.
 
     Raises:
-        gymnasium.error.InvalidAction: It is not a string, or cannot be encoded.
+        gymnasium.error.InvalidAction: The action is not a string, or cannot be encoded as UTF-8.
     """
     if not isinstance(action, str):
         raise error.InvalidAction(
-            f"At level='messages' an action is the reply's text (str); got {action!r:.200} of type "
-            f"{type(action).__name__}. Pass the text alone (message['content']), or make the "
-            "environment with level='tokens' to act with token ids."
+            f"With level='messages', an action is the text of the reply (str); got "
+            f"{action!r:.200} of type {type(action).__name__}. Pass only the text "
+            "(message['content']), or use level='tokens' if your actions are token ids."
         )
     if not is_encodable(action):
         raise error.InvalidAction(
-            f"The action {action!r:.200} has half of a surrogate pair, which has no UTF-8 "
-            "encoding and so no tokens. Decode the bytes with errors='replace' first."
+            f"The action {action!r:.200} contains an unpaired surrogate, so it cannot be encoded "
+            "as UTF-8 or tokenized. Decode the original bytes with errors='replace'."
         )
     return action
 
 
 def token_action(action: object, vocabulary: int) -> list[int]:
-    """Check an action at the tokens level, a tuple, list or one-dimensional array.
+    """Validate an action at the tokens level (a tuple, list or 1-d array) and return its ids.
 
     Raises:
-        gymnasium.error.InvalidAction: It is not a sequence of token ids below ``vocabulary``.
+        gymnasium.error.InvalidAction: The action is not a sequence of ids below ``vocabulary``.
     """
     items = action.tolist() if isinstance(action, np.ndarray) else action
     if not isinstance(items, Sequence) or isinstance(items, (str, bytes)):
         raise error.InvalidAction(
-            f"At level='tokens' an action is a sequence of token ids; got {action!r:.200} of type "
-            f"{type(action).__name__}. Pass a tuple, list or 1-d integer array, or make the "
-            "environment with level='messages' to act with text."
+            f"With level='tokens', an action is a sequence of token ids; got {action!r:.200} of "
+            f"type {type(action).__name__}. Pass a tuple, list or 1-d integer array, or use "
+            "level='messages' if your actions are text."
         )
     return [_token(item, index, vocabulary) for index, item in enumerate(items)]
 
@@ -142,7 +142,7 @@ def _token(item: object, index: int, vocabulary: int) -> int:
         )
     if not 0 <= item < vocabulary:
         raise error.InvalidAction(
-            f"Token {index} of the action is {item}, outside of the vocabulary "
-            f"0..{vocabulary - 1}. Encode with the tokenizer of this environment's renderer."
+            f"Token {index} of the action is {item}, which is outside the vocabulary "
+            f"(0..{vocabulary - 1}). Use the tokenizer of this environment's renderer."
         )
     return int(item)

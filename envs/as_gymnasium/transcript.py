@@ -1,7 +1,7 @@
-"""What ``render()`` shows of an episode.
+"""The output of ``render()``.
 
-``transcript`` returns the whole conversation as text ("ansi"). ``Screen`` prints its new messages
-("human"), in colour if the terminal supports it.
+For "ansi", ``transcript`` returns the whole conversation as text. For "human", ``Screen`` prints
+new messages as they arrive, in colour if the terminal supports it.
 """
 
 import json
@@ -17,7 +17,7 @@ _STYLES = {"system": "dim", "user": "cyan", "assistant": "green", "tool": "magen
 
 
 def transcript(moment: "Moment", total: float) -> str:
-    """Return the conversation as text, with a closing line if the episode is over."""
+    """Return the conversation as text, followed by a summary line if the episode is over."""
     parts = [f"[{message['role']}]\n{_body(message)}\n" for message in moment.messages]
     if moment.stop_reason is not None:
         parts.append(f"{_closing(moment, total)}\n")
@@ -48,12 +48,12 @@ class Screen:
 
     def show(self, moment: "Moment", total: float) -> None:
         """Print the messages that have not been printed yet."""
-        from rich.console import Console  # here, since most users never render
+        from rich.console import Console  # imported lazily, since most users never render
         from rich.text import Text
 
         console = Console()
         start = len(self._messages)
-        if moment.messages[:start] != self._messages:  # another conversation, or an edited one
+        if moment.messages[:start] != self._messages:  # a different or edited conversation
             start = 0
         for message in moment.messages[start:]:
             style = _STYLES.get(str(message["role"]), "")

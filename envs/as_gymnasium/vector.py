@@ -1,8 +1,8 @@
-"""``AgentVectorEnv``: many episodes of an agent at once, on one event loop.
+"""``AgentVectorEnv``: plays many episodes of an agent concurrently, on one event loop.
 
-Gymnasium's ``SyncVectorEnv`` handles seeds, autoreset and the form of infos. It calls the
-environments (``Member``) one by one. Before that, ``AgentVectorEnv`` plays all of them at the same
-time, so that each has its result ready.
+We leave seeding, autoreset and the format of infos to Gymnasium's ``SyncVectorEnv``, which calls
+the environments (``Member``) one by one. Before that, ``AgentVectorEnv`` advances all environments
+concurrently, so each one already has its result when it is called.
 """
 
 import asyncio
@@ -31,26 +31,27 @@ Result = TypeVar("Result")
 
 
 class AgentVectorEnv(SyncVectorEnv, EzPickle):
-    """Many episodes of a chat agent at once: a step takes as long as its slowest episode.
+    """Plays many episodes of a chat agent concurrently. A step waits for the slowest episode.
 
-    ``gymnasium.make_vec`` makes one from any of evert's ids. The same seeds and actions give the
-    same results as ``SyncVectorEnv``, which plays one episode at a time. A copy made by ``copy`` or
-    ``pickle`` is a new environment with the same arguments.
+    Create one with ``gymnasium.make_vec`` and any of evert's ids. The results for given seeds and
+    actions are the same as with ``SyncVectorEnv``, which plays the episodes one after the other.
+    Copying or unpickling an environment creates a new one with the same arguments.
 
-    An episode that fails (``AgentError``, ``AgentTimeoutError``, ``RewardError``, ...) does not
-    stop the others. It is truncated, with reward NaN, its last observation and, in
-    ``infos["error"]``, the exception. An episode that fails to start has the observation ``()`` and
-    is truncated at the next step. ``on_agent_error=-1.0`` gives such episodes a reward instead.
+    If an episode fails (``AgentError``, ``AgentTimeoutError``, ``RewardError``, ...), the others
+    continue. The failed episode is truncated: its reward is NaN, its last observation is returned
+    again, and the exception is in ``infos["error"]``. If an episode fails to start, its observation
+    is ``()``, and it is truncated at the next step. Pass ``on_agent_error=-1.0`` to give such
+    episodes a reward instead.
 
     Args:
         num_envs: Number of environments.
         autoreset_mode: "NextStep", "SameStep" or "Disabled", or Gymnasium's ``AutoresetMode``.
-        max_episode_steps: Steps after which an episode is truncated. None: no limit.
-        **arguments: Arguments of ``AgentGymEnv``.
+        max_episode_steps: Steps after which an episode is truncated (default: no limit).
+        **arguments: Arguments for ``AgentGymEnv``.
 
     Raises:
-        EnvArgumentError: An argument has a wrong value or an unknown name.
-        InvalidAgentError: ``agent`` is not an agent, or takes other arguments.
+        EnvArgumentError: An argument is unknown or has an invalid value.
+        InvalidAgentError: ``agent`` is not an agent, or has the wrong signature.
         InvalidDatasetError: ``tasks`` is not a sequence, or is empty.
     """
 
@@ -71,7 +72,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
             require_one_of("autoreset_mode", autoreset_mode, [mode.value for mode in AutoresetMode])
         arguments = {name: wrap(value) for name, value in arguments.items()}
         make = partial(Member, max_episode_steps, **arguments)
-        members = [make] * num_envs  # copy=False below: every step makes new observations
+        members = [make] * num_envs  # no need to copy, as observations are new objects
         SyncVectorEnv.__init__(self, members, copy=False, autoreset_mode=autoreset_mode)
         settings = {"autoreset_mode": autoreset_mode, "max_episode_steps": max_episode_steps}
         EzPickle.__init__(self, num_envs, **settings, **arguments)  # for copies
@@ -82,18 +83,19 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Stop the running episodes, and start one in each environment.
+        """Stop the running episodes and start a new one in each environment.
 
         Args:
-            seed: Seed for the first environment, with consecutive ones for the others; or a list
-                with one for each. None: keep the current ones.
-            options: ``{"task": task}`` for all; ``{"reset_mask": boolean array}`` for some.
+            seed: Seed for the first environment (the others use consecutive seeds), or a list with
+                one seed per environment (default: don't reseed).
+            options: Pass ``{"task": task}`` to play this task in all environments, or
+                ``{"reset_mask": boolean array}`` to reset only some of them.
 
         Raises:
-            EnvArgumentError: Unknown option, or a task that is not among the tasks.
-            EvertError: All episodes failed to start. This is the first one's error.
+            EnvArgumentError: An option is unknown, or the task is not one of the tasks.
+            EvertError: All episodes failed to start; this is the error of the first one.
         """
-        self.closed = False  # like a single environment, this can be reset after close()
+        self.closed = False  # can be reset after close(), like a single environment
         reset_options = dict(options or {})
         mask = reset_options.pop("reset_mask", np.ones(self.num_envs, dtype=np.bool_))
         seeds = _seeds(seed, self.num_envs)
@@ -106,16 +108,16 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         return super().reset(seed=seeds, options=options and dict(options))
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Answer every agent with its action, and wait for all of them.
+        """Reply to every agent with its action, and wait for all of them.
 
         Raises:
-            gymnasium.error.InvalidAction: An action is not in the action space, or there is not one
-                action for each environment. No episode has advanced.
+            gymnasium.error.InvalidAction: An action is not in the action space, or the number of
+                actions is wrong. No episode has advanced.
             gymnasium.error.ResetNeeded: No episodes are running, or one is over and autoreset is
                 disabled.
         """
         actions = _action_tuple(actions, self.num_envs)
-        over = {int(i) for i in np.flatnonzero(self._autoreset_envs)}  # SyncVectorEnv's own state
+        over = {int(i) for i in np.flatnonzero(self._autoreset_envs)}  # set by SyncVectorEnv
         if over and self.autoreset_mode == AutoresetMode.DISABLED:
             raise error.ResetNeeded(
                 f"The episodes of environments {sorted(over)} are over, and autoreset is disabled. "
@@ -129,7 +131,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         return super().step(actions)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Stop all episodes at the same time, and release the event loop."""
+        """Stop all episodes concurrently and release the event loop."""
         episodes = [env.detach_episode("the environment was closed") for env in self.envs]
         loop, self._loop = self._loop, None
         if loop is not None and loop.is_ours:
@@ -140,7 +142,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
-        """Extend Gymnasium's method, which rounds floats if the first value was an integer."""
+        """Work around Gymnasium's method, which truncates floats if the first value is an int."""
         for key, value in env_info.items():
             array = vector_infos.get(key)
             if isinstance(array, np.ndarray) and not _holds(array, value):
@@ -176,7 +178,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
                 env.queue_step(results[i] if env.failure is None else env.failure)
 
     def _play(self, works: Mapping[int, Work]) -> dict[int, Moment | EvertError]:
-        """Run these environments' work on the loop. An agent's error is returned as its result."""
+        """Run the environments' work on the loop. Agent errors are returned as results."""
         if self._loop is None or not self._loop.is_ours:
             self._loop = Loop(self)
         results = dict[int, Moment | EvertError]()
@@ -197,11 +199,11 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
 
 
 class Member(AgentGymEnv):
-    """One environment of a vector: ``reset`` and ``step`` return results prepared in advance.
+    """One environment of the vector. ``reset`` and ``step`` return results prepared in advance.
 
     Attributes:
-        results: The prepared results, in order. If empty, ``reset`` and ``step`` play.
-        failure: The error that kept the episode from starting, or None.
+        results: The prepared results, in order. If empty, ``reset`` and ``step`` run normally.
+        failure: The error with which the episode failed to start, or None.
         is_over: Whether the latest step ended the episode.
     """
 
@@ -257,7 +259,7 @@ async def _result_or_error(work: Work) -> Moment | BaseException:
         return await work()
     except asyncio.CancelledError:
         raise
-    except BaseException as problem:  # the other environments finish their work
+    except BaseException as problem:  # let the other environments finish
         return problem
 
 
@@ -277,8 +279,8 @@ def _action_tuple(actions: Any, length: int) -> tuple[Any, ...]:
     if len(items) != length:
         value = f"{len(items)} actions" if is_many else f"{actions!r:.200}"
         raise error.InvalidAction(
-            f"{length} environments take a tuple, list or array of {length} actions; got {value}. "
-            "Give one for each, even if its episode is over: that action is ignored."
+            f"{length} environments need a tuple, list or array of {length} actions; got {value}. "
+            "Include an action even for episodes that are over; it is ignored."
         )
     return items
 

@@ -1,10 +1,10 @@
-"""Gymnasium environments as agents: a policy plays them in words.
+"""Turns Gymnasium environments into agents that a language model can play as text.
 
-Read in this order:
+Suggested reading order:
 
     agent.py          ``GymAgent``: a Gymnasium environment as an agent
-    actions.py        names of actions, and how replies are parsed
-    prompt.py         the system message, from the environment's docstring
-    observations.py   observations in words, for Gymnasium and MiniGrid
-    recipe.py         the training recipe of ``tasks=gymnasium:Blackjack-v1``
+    actions.py        action names, and parsing of replies
+    prompt.py         the system message, based on the environment's docstring
+    observations.py   observations as text, for Gymnasium and MiniGrid
+    recipe.py         the training recipe for ``tasks=gymnasium:Blackjack-v1``
 """

@@ -1,8 +1,8 @@
-"""The names of an environment's actions, and how replies are parsed.
+"""Finds the names of an environment's actions, and parses replies as actions.
 
-For a ``Discrete`` space, a reply is a name or a number; for arrays, it is JSON; for text, it is the
-action itself. ``actions_of`` takes the names from ``get_action_meanings()`` (Atari), an enumeration
-``actions`` (MiniGrid), or the docstring's "Action Space" (Gymnasium).
+For a ``Discrete`` space, a reply is an action's name or number; for array spaces, it is JSON; for
+text spaces, it is the action itself. The names come from ``get_action_meanings()`` (Atari), an
+``actions`` enum (MiniGrid), or the "Action Space" section of the docstring (Gymnasium).
 """
 
 import json
@@ -27,8 +27,8 @@ class Actions:
 
     Attributes:
         space: The action space.
-        names: Names of a ``Discrete`` space's actions, by number; some may be missing.
-        parse: A function from a reply to an action; None: the rules of this module.
+        names: For a ``Discrete`` space, action number -> name. Some may be missing.
+        parse: Function that maps a reply to an action (default: the rules in this module).
     """
 
     space: spaces.Space[Any]
@@ -36,17 +36,17 @@ class Actions:
     parse: Callable[[str], Any] | None = None
 
     def name(self, action: Any) -> str:
-        """Return an action in words: its name, else its number, the text, or JSON."""
+        """Return an action as text: its name or number, the text itself, or JSON."""
         if isinstance(self.space, spaces.Discrete):
             return self.names.get(int(action), str(action))
         return action if isinstance(action, str) else json.dumps(np.asarray(action).tolist())
 
     def brief(self, action: Any) -> str:
-        """Return an action in few tokens: its number if it has one, else like ``name``."""
+        """Return an action in as few tokens as possible: as a number if the space is discrete."""
         return str(int(action)) if isinstance(self.space, spaces.Discrete) else self.name(action)
 
     def read(self, reply: str) -> tuple[Any, str]:
-        """Return the action in a reply and "", or None and why the reply is not an action."""
+        """Parse a reply. Returns the action and "", or None and why it is not a valid action."""
         try:
             action = self._parse_reply(reply) if self.parse is None else self.parse(reply)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -58,7 +58,7 @@ class Actions:
         return None, f"{reply.strip()[:80]!r} is not an action{detail}. {self.choices()}"
 
     def choices(self) -> str:
-        """Return a sentence that tells the policy which replies are actions."""
+        """Return a sentence that tells the policy how to reply."""
         if isinstance(self.space, spaces.Discrete):
             first = int(self.space.start)
             numbers = range(first, first + int(self.space.n))
@@ -87,7 +87,7 @@ class Actions:
 
     @cached_property
     def _unique_words(self) -> dict[int, set[str]]:
-        """For each action, the words that only its name has, such as "left" in "Move left"."""
+        """Words that occur in only one action's name, such as "left" in "Move left"."""
         words = {n: {*_words(name)} for n, name in self.names.items()}
         return {
             n: name_words - {w for m in words if m != n for w in words[m]}
@@ -100,10 +100,10 @@ def _words(text: str) -> list[str]:
 
 
 def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
-    """Return the actions of an environment.
+    """Return an environment's actions.
 
     Raises:
-        EnvArgumentError: The actions need a ``parse`` function.
+        EnvArgumentError: The action space is not supported without a ``parse`` function.
     """
     space = env.action_space
     if isinstance(space, spaces.Discrete):
@@ -114,14 +114,15 @@ def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
     arrays = spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
     if parse is None and not isinstance(space, spaces.Text | arrays):
         raise EnvArgumentError(
-            f"The actions of {env.spec.id if env.spec else env} are in {space}, and evert cannot "
-            "read a reply as one. Pass parse=, a function from a reply to an action."
+            f"{env.spec.id if env.spec else env} has the action space {space}, and evert doesn't "
+            "know how to parse a reply as such an action. Pass parse=, a function that maps a "
+            "reply to an action."
         )
     return Actions(space, {}, parse)
 
 
 def legal_in(env: Env, info: Mapping[str, Any]) -> Sequence[int] | None:
-    """Return the actions that ``info``'s ``action_mask`` allows; None if it has no mask."""
+    """Return the actions allowed by the ``action_mask`` in ``info``, or None without a mask."""
     mask, space = info.get("action_mask"), env.action_space
     if mask is None or not isinstance(space, spaces.Discrete) or len(mask) != space.n:
         return None
@@ -138,7 +139,7 @@ def _names(env: Env) -> Mapping[int, str]:
 
 @lru_cache(64)
 def _names_in_docstring(doc: str) -> Mapping[int, str]:
-    """Return the names under "Action Space": lines "- 0: Stick", or a table's "| 0 | Stick |"."""
+    """Parse the "Action Space" section: list items like "- 0: Stick" or rows "| 0 | Stick |"."""
     section = re.search(r"^\s*## Action Space\n(.*?)(?=^\s*## |\Z)", doc, re.M | re.S)
     text = section[1] if section else ""
     entries = re.findall(r"^\s*[-*|]\s*(\d+)\s*[:|]\s*([^|\n]+)", text, re.M)

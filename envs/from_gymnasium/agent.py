@@ -1,8 +1,8 @@
 """``GymAgent``: a Gymnasium environment as an agent.
 
-The policy gets the rules and the observations in words (``prompt.py``, ``observations.py``). Its
-reply is parsed as an action (``actions.py``), and each reward goes to the turn of its action. Each
-episode makes an environment and always closes it.
+The policy sees the rules and the observations as text (``prompt.py``, ``observations.py``). Its
+replies are parsed as actions (``actions.py``), and each reward is assigned to the turn of its
+action. Each episode creates a new environment and always closes it.
 """
 
 import asyncio
@@ -28,51 +28,52 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 Describe: TypeAlias = Callable[[Any, dict[str, Any], "gymnasium.Env[Any, Any]"], str]
-"""Function from an observation, its info and the environment to text for the policy."""
+"""Maps an observation, its info and the environment to text for the policy."""
 
 Parse: TypeAlias = Callable[[str], Any]
-"""Function from a reply to an action. None, or a ``ValueError`` with a reason, rejects it."""
+"""Maps a reply to an action. Return None or raise ``ValueError`` (with a reason) to reject it."""
 
 Message: TypeAlias = dict[str, Any]
 
 PATIENCE = 3
-"""Number of consecutive illegal replies after which ``illegal="explain"`` ends the episode."""
+"""With ``illegal="explain"``, the episode ends after this many illegal replies in a row."""
 
 DEMONSTRATED = 8
 """Maximum number of actions in a demonstration."""
 
 
 class GymAgent:
-    """A Gymnasium environment as an agent: the policy reads observations in words, and acts.
+    """A Gymnasium environment as an agent: the policy reads observations as text and picks actions.
 
-    The task is the environment's seed, or ``{"seed": 7, "options": {...}}`` for ``reset``. Without
-    a seed, the episode's seed (``client.seed``) is used. Each reward goes to the turn of its
-    action. If the environment truncates, the episode is truncated.
+    The task is the seed for ``reset``, or ``{"seed": 7, "options": {...}}``. If the task has no
+    seed, the episode's seed (``client.seed``) is used. Each reward is assigned to the turn of its
+    action, and the episode is truncated if the environment truncates it.
 
-    How a reply is parsed: its last line has the name or number of one action, or a JSON list if
-    actions are arrays; if actions are text, the whole reply counts. Names come from the environment
-    (``get_action_meanings()``, an enumeration ``actions``) or its docstring. If ``info`` has an
-    ``action_mask``, the policy is told which actions are left; other actions still go to
-    the environment.
+    By default, the last line of a reply must contain the name or number of exactly one action, or a
+    JSON list if the action space consists of arrays. If actions are text, the whole reply is the
+    action. Names come from the environment (``get_action_meanings()`` or an ``actions`` enum) or
+    from its docstring. If ``info`` has an ``action_mask``, the policy is told which actions are
+    allowed, but other actions are still passed to the environment.
 
     Args:
         id: Id for ``gymnasium.make``.
-        describe: Function from an observation, its ``info`` and the environment to text for the
-            policy, or its import path. None: a text that suits the space.
-        parse: Function from a reply to an action, or its import path; it returns None or raises
-            ``ValueError`` if the reply is not an action. None: the rules above.
-        illegal: What happens after a reply that is not an action; the environment never sees it.
-            "explain": the policy is told the actions and asked again; three such replies in a row
-            truncate the episode. "end": the episode ends. A number: it ends with that reward.
-        prompt: System message. None: from the environment's docstring and spaces; "": no message.
-        off_loop: Whether to run each episode's environment in a thread, because it blocks.
-        **make: Arguments of ``gymnasium.make``: ``is_slippery=False``, ``max_episode_steps=20``.
+        describe: Function that maps an observation, its ``info`` and the environment to text for
+            the policy, or its import path (default: chosen based on the environment).
+        parse: Function that maps a reply to an action, or its import path. It returns None or
+            raises ``ValueError`` if the reply is not an action (default: the rules above).
+        illegal: How to handle a reply that is not an action. The environment never sees it.
+            "explain" lists the valid actions and lets the policy try again; three such replies in a
+            row truncate the episode. "end" ends the episode, and a number ends it with that reward.
+        prompt: System message (default: based on the environment's docstring and spaces). Pass ""
+            for no system message.
+        off_loop: Run each episode's environment in a thread; use this for blocking environments.
+        **make: Arguments for ``gymnasium.make``, like ``is_slippery=False``.
 
     Raises:
-        EnvArgumentError: An argument is invalid, or there is nothing at an import path.
+        EnvArgumentError: An argument is invalid, or an import path does not exist.
     """
 
-    from_path = True  # an import path may call it: 'evert:GymAgent("Taxi-v4")'
+    from_path = True  # import paths may contain a call: 'evert:GymAgent("Taxi-v4")'
 
     def __init__(
         self,
@@ -91,12 +92,12 @@ class GymAgent:
         options = {key: value for key, value in agent_options.items() if value is not None}
         self._arguments = {**options, **make}
         if not isinstance(id, str):
-            raise EnvArgumentError(f"An environment id is a string like 'Taxi-v4'; got {id!r:.200}")
+            raise EnvArgumentError(f"Expected an environment id like 'Taxi-v4'; got {id!r:.200}")
         is_number = isinstance(illegal, int | float) and math.isfinite(illegal)
         if illegal not in ("explain", "end") and not is_number:
             raise EnvArgumentError(
                 f"illegal={illegal!r:.200} is not supported; expected 'explain', 'end' or a finite "
-                "number, the reward of an episode that ends with such a reply."
+                "number, which is the reward for an episode that ends with an illegal reply."
             )
         self.id = id
         self.illegal = illegal
@@ -111,7 +112,7 @@ class GymAgent:
         return f"GymAgent({', '.join([repr(self.id), *arguments])})"
 
     def make(self) -> "gymnasium.Env[Any, Any]":
-        """Make the environment of an episode.
+        """Create the environment for an episode.
 
         Raises:
             gymnasium.error.Error: No environment has this id.
@@ -122,7 +123,7 @@ class GymAgent:
         """Play an episode.
 
         Raises:
-            EnvArgumentError: The task is not valid, or the environment's actions need a ``parse``.
+            EnvArgumentError: The task is invalid, or the action space needs a ``parse`` function.
         """
         begin = start_of(task, client.seed)
         if not self.off_loop:
@@ -158,7 +159,7 @@ class GymAgent:
         finally:
             if self.off_loop:
                 await finished(call(env.close))
-            else:  # without await, to work even if the loop is closed
+            else:  # no await, so that it works even if the loop is closed
                 env.close()
 
     def _illegal_outcome(self, wrong: int) -> Outcome:
@@ -168,17 +169,17 @@ class GymAgent:
     # -- messages --------------------------------------------------------------------------------
 
     def actions(self, env: "gymnasium.Env[Any, Any]") -> Actions:
-        """Return the environment's actions, with their names.
+        """Return the environment's actions and their names.
 
         Raises:
-            EnvArgumentError: The actions need a ``parse`` function.
+            EnvArgumentError: The action space is not supported without a ``parse`` function.
         """
         return actions_of(env, self._parse)
 
     def opening(
         self, env: "gymnasium.Env[Any, Any]", actions: Actions, observation: Any, info: Any
     ) -> list[Message]:
-        """Return the first messages: the system message, if any, and the first observation."""
+        """Return the initial messages: the system message (if any) and the first observation."""
         prompt = prompt_of(env, actions) if self.prompt is None else self.prompt
         system = [{"role": "system", "content": prompt}] if prompt else []
         return [*system, self.observation_message(env, actions, observation, info)]
@@ -186,19 +187,20 @@ class GymAgent:
     def observation_message(
         self, env: "gymnasium.Env[Any, Any]", actions: Actions, observation: Any, info: Any
     ) -> Message:
-        """Return the message with an observation."""
+        """Return the user message that shows an observation."""
         text = self._describe(observation, info, env)
         if (legal := legal_in(env, info)) is not None:
             text += f"\nActions left: {', '.join(map(actions.name, legal))}."
         return {"role": "user", "content": text}
 
     def demonstrations(self, seed: int) -> Iterator[list[Message]]:
-        """Yield endless conversations with random actions, which obey any action mask.
+        """Yield an endless stream of conversations with random (but legal) actions.
 
-        They show how to reply, not how to play. Each has at most ``DEMONSTRATED`` actions.
+        They demonstrate the reply format, not how to play well. Each conversation has at most
+        ``DEMONSTRATED`` actions.
 
         Raises:
-            EnvArgumentError: ``parse`` rejects an action that ``Actions.brief`` writes.
+            EnvArgumentError: ``parse`` rejects an action as written by ``Actions.brief``.
         """
         draw = random.Random(seed)
         while True:
@@ -223,8 +225,8 @@ class GymAgent:
             messages.append({"role": "assistant", "content": reply})
             if why := actions.read(reply)[1]:
                 raise EnvArgumentError(
-                    f"parse rejects {reply!r}, an action of {self.id} that demonstrations use: "
-                    f"{why} Make parse accept it, or leave parse out."
+                    f"parse rejected {reply!r}, which is how demonstrations write an action of "
+                    f"{self.id}: {why} Make parse accept it, or leave parse out."
                 )
             observation, _, over, cut, info = env.step(action)
             if over or cut:
@@ -233,14 +235,14 @@ class GymAgent:
 
 
 def start_of(task: Any, seed: int) -> dict[str, Any]:
-    """Return the arguments of ``reset`` for a task.
+    """Return the arguments for ``reset``.
 
     Args:
         task: A seed, None, or ``{"seed": ..., "options": ...}``.
-        seed: The episode's seed, for a task without one.
+        seed: The episode's seed, used if the task has no seed.
 
     Raises:
-        EnvArgumentError: The task is none of these.
+        EnvArgumentError: The task has a different form.
     """
     arguments = task if isinstance(task, Mapping) else {"seed": task}
     start = {"seed": seed, **{key: value for key, value in arguments.items() if value is not None}}
@@ -248,8 +250,8 @@ def start_of(task: Any, seed: int) -> dict[str, Any]:
     if start.keys() <= {"seed", "options"} and hasattr(index, "__index__") and int(index) >= 0:
         return {**start, "seed": int(index)}
     raise EnvArgumentError(
-        f"The task {task!r:.200} cannot start an environment; expected a seed (an integer of at "
-        'least 0), None, or {"seed": 7, "options": {...}} with either of the two.'
+        f"Cannot reset the environment with the task {task!r:.200}; expected a seed (an integer >= "
+        '0), None, or {"seed": 7, "options": {...}}, where both keys are optional.'
     )
 
 
@@ -260,7 +262,7 @@ def _load(value: Any, what: str) -> Any:
 # -- where the environment runs --------------------------------------------------------------------
 
 Call: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Calls one of the environment's functions, and returns its result."""
+"""Calls one of the environment's functions and returns its result."""
 
 
 async def _call_inline(work: Callable[[], Any]) -> Any:

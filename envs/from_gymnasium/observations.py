@@ -1,6 +1,6 @@
-"""Observations in words, for any space, for Gymnasium's toy-text games, and for MiniGrid.
+"""Observations as text, for Gymnasium's toy-text games, MiniGrid, and any other space.
 
-The texts are short and regular, so that small models can learn them too.
+The texts are short and regular, so that even small models can learn to read them.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 def in_words(observation: Any, info: Mapping[str, Any], env: Env) -> str:
-    """Return the text of an observation, for a ``GymAgent`` without ``describe``."""
+    """Return the text of an observation; the default ``describe`` of ``GymAgent``."""
     if describe := toy_text(env):
         return describe(observation, env.unwrapped)
     if isinstance(observation, Mapping) and {"mission", "image"} <= observation.keys():
@@ -22,13 +22,13 @@ def in_words(observation: Any, info: Mapping[str, Any], env: Env) -> str:
 
 
 def toy_text(env: Env) -> Callable[[Any, Any], str] | None:
-    """Return the function that describes a toy-text game's observations; None for other games."""
+    """Return the function that describes a toy-text game's observations, or None."""
     functions = (_TOY_TEXT.get(f"{c.__module__}:{c.__name__}") for c in type(env.unwrapped).__mro__)
     return next(filter(None, functions), None)
 
 
 def plainly(observation: Any) -> str:
-    """Return the text of any observation: strings unchanged, arrays as lists, mappings by key."""
+    """Return generic text: strings unchanged, arrays as lists, mappings with a line per key."""
     if isinstance(observation, Mapping):
         return "\n".join(f"{key}: {plainly(value)}" for key, value in observation.items())
     if isinstance(observation, tuple):
@@ -80,7 +80,7 @@ _TOY_TEXT: Mapping[str, Callable[[Any, Any], str]] = {
 
 # -- MiniGrid ------------------------------------------------------------------------------------
 
-# The codes in observations, from minigrid.core.constants.
+# Codes used in observations, from minigrid.core.constants.
 _WALL = 2
 _OBJECTS = {4: "door", 5: "key", 6: "ball", 7: "box", 8: "goal", 9: "lava"}
 _COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
@@ -89,12 +89,12 @@ _DIRECTIONS = ("east", "south", "west", "north")
 
 
 def minigrid_in_words(observation: Mapping[str, Any]) -> str:
-    """Return the text of a MiniGrid observation: the mission, the carried object, what is in view.
+    """Return the text of a MiniGrid observation: mission, carried object and what is in view.
 
     Args:
-        observation: Has ``mission``, ``direction`` (may be absent) and ``image``: the object,
-            colour and state of each cell in view, shape (columns, rows, 3). The agent is in the
-            middle of the last row, facing up.
+        observation: Has ``mission``, ``direction`` (optional) and ``image``, which contains the
+            object, colour and state of each visible cell, with shape (columns, rows, 3). The agent
+            is in the middle of the last row, facing up.
     """
     image = np.asarray(observation["image"])
     middle, agent_row = image.shape[0] // 2, image.shape[1] - 1

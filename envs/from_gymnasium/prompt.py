@@ -1,4 +1,4 @@
-"""The system message: the rules, from the environment's docstring and spaces."""
+"""Builds the system message with the rules, based on the environment's docstring and spaces."""
 
 import inspect
 import re
@@ -14,15 +14,15 @@ SECTIONS = (
     *("Description", "Mission Space", "Observation Space", "Rewards", "Reward"),
     *("Episode End", "Termination"),
 )
-"""Sections of Gymnasium's and MiniGrid's docstrings to include in the message."""
+"""The sections of Gymnasium and MiniGrid docstrings that go into the message."""
 
 _MARKUP = r"\s*\[<a [^>]*>[^<]*</a>\]|<[^>]*>|!\[[^\]]*\]\([^)]*\)"
-"""Matches references, tags and images, which the message leaves out."""
+"""Matches references, HTML tags and images, which are removed."""
 
 
 def prompt_of(env: gymnasium.Env[Any, Any], actions: Actions) -> str:
-    """Return the rules of an environment, and how to reply."""
-    omitted = "Observation Space" if toy_text(env) else ""  # evert describes them differently
+    """Return the rules of an environment, with instructions on how to reply."""
+    omitted = "Observation Space" if toy_text(env) else ""  # our format is different
     rules = _rules(type(env.unwrapped).__doc__ or "", omitted)
     if not rules:
         name = env.spec.id if env.spec else type(env.unwrapped).__name__

@@ -1,8 +1,8 @@
 """Gymnasium environments as a taskset: ``evert train tasks=gymnasium:Blackjack-v1``.
 
-Each has a recipe: a warm-up on random actions, to show a tiny model how to reply, then RL on seeds.
-A game that a shipped base knows needs no warm-up. The shipped bases get no rules, since they would
-not understand them; other models do.
+The training recipe starts with a warm-up on random actions, which shows a tiny model how to reply,
+followed by RL with seeds as tasks. Games that a shipped base already knows don't need a warm-up.
+The prompt includes the rules, except for the shipped bases, which would not understand them.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ OFFLINE: Mapping[str, Mapping[str, Any]] = {
     "Blackjack-v1": {"max_tokens": 16},
     "FrozenLake-v1": {"tasks.is_slippery": False, "limits.max_turns": 20, "max_tokens": 16},
 }
-"""The environments in ``evert evaluate tasks=all-offline``, with their settings."""
+"""The environments that ``evert evaluate tasks=all-offline`` includes, with their settings."""
 
 TRAIN_TASKS = range(10_000)
 TEST_TASKS = range(10_000, 10_200)
 """Seeds for ``reset``."""
 
 ILLEGAL = -1.0
-"""Reward of an episode that ends with an illegal reply. With 0, a policy that loses most games
-learns to reply illegally, as Blackjack's did."""
+"""Reward for an episode that ends with an illegal reply. If it were 0, a policy that loses most of
+its games would learn to reply illegally; this happened with Blackjack."""
 
 KNOWN: Mapping[str, Mapping[str, Any]] = {
-    # Many deals with few hands each: rewards vary more between deals than between hands.
+    # Many deals with few hands each, because rewards vary more between deals than between hands.
     "Blackjack-v1": {
         "model_name": "evert-tiny-moves",
         "warm_up_steps": 0,
@@ -40,18 +40,18 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
         "eval_every": 50,
     },
 }
-"""Changes to the recipe for games that a shipped base knows."""
+"""Overrides of the recipe for games that a shipped base already knows."""
 
 
 def gymnasium(id: str, **arguments: Any) -> Game:
-    """Return the game of a Gymnasium environment.
+    """Return the game for a Gymnasium environment.
 
     Args:
-        id: Id of the environment.
-        **arguments: Arguments of ``GymAgent`` and of ``gymnasium.make``.
+        id: The environment's id.
+        **arguments: Arguments for ``GymAgent`` and ``gymnasium.make``.
 
     Raises:
-        GameError: No environment has this id, or it does not take one of the arguments.
+        GameError: There is no environment with this id, or it does not accept the arguments.
     """
     arguments = {"illegal": ILLEGAL, **arguments}
     agent = _agent(id, arguments)
@@ -69,8 +69,8 @@ def gymnasium(id: str, **arguments: Any) -> Game:
             "batch_size": 32,
             "group_size": 8,
             "learning_rate": 5e-4,
-            # Keeps the policy near the warm-up's random play: without it, or at a higher
-            # learning rate, Blackjack's policy soon always chose to stick.
+            # Keeps the policy close to the random play of the warm-up. Without this penalty, or
+            # with a higher learning rate, the Blackjack policy soon collapses to always sticking.
             "kl_penalty": 0.3,
             "max_tokens": 8,
             "limits": {"max_turns": 200},
@@ -99,8 +99,8 @@ def _agent(id: str, arguments: Mapping[str, Any]) -> "GymAgent":
         env.close()
     except Exception as error:
         raise GameError(
-            f"tasks=gymnasium:{id} could not be made with {dict(arguments)}: "
-            f"{type(error).__name__}: {error} Give a Gymnasium id, and arguments that it takes: "
-            "tasks=gymnasium:FrozenLake-v1 tasks.is_slippery=False."
+            f"Could not create tasks=gymnasium:{id} with {dict(arguments)}: "
+            f"{type(error).__name__}: {error} Pass a Gymnasium id with arguments that it accepts, "
+            "for example tasks=gymnasium:FrozenLake-v1 tasks.is_slippery=False."
         ) from error
     return agent

@@ -1,10 +1,11 @@
-"""AgentDojo's workspaces: tasks for an agent with tools, and prompt injections in tool results.
+"""AgentDojo workspaces: tasks for an agent with tools, with prompt injections in tool results.
 
     evert train tasks=agentdojo:banking model_name=smollm2
     evert train tasks=agentdojo:banking,slack tasks.attack=important_instructions
 
-The package's pipeline, tools, attacks, defences and checkers play and score an episode. Its
-pipeline element for OpenAI models calls the policy. This needs the extra ``agentdojo``.
+Episodes are played and scored with the package's own pipeline, tools, attacks, defences and
+checkers. The policy is called through its pipeline element for OpenAI models. Requires the
+``agentdojo`` extra.
 """
 
 # pyright: reportMissingImports=false
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import BlockingAgentClient
 
 VERSION = "v1.2.2"
-"""Version of the benchmark's tasks, the newest in the package."""
+"""Benchmark version, the newest one in the package."""
 
 LEFT_OUT = {"manual", "transformers_pi_detector"}
-"""An attack that asks a person, and a defence that downloads a model."""
+"""An attack that needs human input, and a defence that downloads a model."""
 
 OFFLINE: Mapping[str, Mapping[str, Any]] = {
     "banking": {"renderer_name": "template_hermes", "max_tokens": 96, "limits.max_turns": 4},
@@ -34,15 +35,15 @@ OFFLINE: Mapping[str, Mapping[str, Any]] = {
 
 
 def agentdojo(suites: str, *, attack: str = "", defense: str = "") -> Game:
-    """Return the game of one or more of AgentDojo's workspaces.
+    """Return the game for one or more AgentDojo workspaces.
 
     Args:
-        suites: Names of workspaces, separated by commas: "banking,slack".
+        suites: Comma-separated names of workspaces, such as "banking,slack".
         attack: See ``AgentDojo``.
         defense: See ``AgentDojo``.
 
     Raises:
-        GameError: AgentDojo is not installed, or has no such workspace, attack or defence.
+        GameError: AgentDojo is not installed, or a workspace, attack or defence does not exist.
     """
     agent = AgentDojo(suites, str(attack), str(defense))
     agent.check()
@@ -55,17 +56,17 @@ def agentdojo(suites: str, *, attack: str = "", defense: str = "") -> Game:
 
 @dataclass(frozen=True)
 class AgentDojo:
-    """An agent that does a user's task with the tools of an AgentDojo workspace.
+    """An agent that solves a user's task with the tools in an AgentDojo workspace.
 
-    A task is 'banking/user_task_3', or with an attack 'banking/user_task_3/injection_task_1'. The
-    reward is 1 if the user's task is done and the attack, if any, has failed; else 0.
+    A task looks like 'banking/user_task_3', or 'banking/user_task_3/injection_task_1' with an
+    attack. The reward is 1 if the user's task is solved and any attack has failed, and 0 otherwise.
 
     Attributes:
-        suites: Names of workspaces, separated by commas.
-        attack: The attack that writes injections into the tools' results; "": none.
-        defense: The pipeline's defence against injections; "": none.
-        train_tasks: Tasks to train on.
-        test_tasks: Held-out tasks. Their user tasks are never trained on, whatever the injection.
+        suites: Comma-separated names of workspaces.
+        attack: The attack that puts injections into tool results (default: no attack).
+        defense: The pipeline's defence against injections (default: no defence).
+        train_tasks: Training tasks.
+        test_tasks: Held-out tasks. None of their user tasks are used for training.
     """
 
     from_path: ClassVar[bool] = True
@@ -81,7 +82,7 @@ class AgentDojo:
             GameError: One of them does not exist, or AgentDojo is not installed.
         """
         for suite in self.suites.split(","):
-            _check("workspace", suite, _workspaces())  # before the whole package is imported
+            _check("workspace", suite, _workspaces())  # doesn't import the whole package
         if self.attack:
             attacks = _imported("agentdojo.attacks.attack_registry").ATTACKS
             _check("attack", self.attack, attacks)
@@ -104,14 +105,14 @@ class AgentDojo:
         return [[task for user in side for task in _under(self.attack, user)] for side in sides]
 
     def __call__(self, client: "BlockingAgentClient", task: str) -> Outcome:
-        """Play a task. This is not a coroutine, because the package blocks."""
+        """Play a task. This is a blocking function because the package is synchronous."""
         name, user, *goals = task.split("/")
         suite = _suite(name)
         utility, attacked = suite.run_task_with_pipeline(
             _pipeline(client, self.defense),
             suite.get_user_task_by_id(user),
             suite.get_injection_task_by_id(goals[0]) if goals else None,
-            {},  # the injections are in the environment already
+            {},  # the environment already contains the injections
             environment=_environment(name, self.attack, user, *goals).model_copy(deep=True),
         )
         if not goals:
@@ -144,7 +145,7 @@ def _suite(name: str) -> Any:
 
 def _pipeline(client: "BlockingAgentClient", defense: str) -> Any:
     pipelines = _imported("agentdojo.agent_pipeline")
-    # When an episode is aborted, the SDK raises for a 400; the package retries all other errors.
+    # After an episode is aborted, calls get a 400: the only error that the package won't retry.
     llm = pipelines.OpenAILLM(client.openai_sync, client.model)
     llm.name = client.model
     config = pipelines.PipelineConfig(
@@ -160,12 +161,12 @@ def _pipeline(client: "BlockingAgentClient", defense: str) -> Any:
 @lru_cache
 def _attack(suite: str, attack: str) -> Any:
     target = _imported("agentdojo.agent_pipeline").AgentPipeline([])
-    target.name = "local"  # attacks that name the model read this name
+    target.name = "local"  # used by attacks that mention the model's name
     return _imported("agentdojo.attacks").load_attack(attack, _suite(suite), target)
 
 
 def _under(attack: str, user: str) -> list[str]:
-    """Return a user's task with each injection, or with only one for a denial of service."""
+    """Return a user task's variants, one per injection (only one for denial-of-service attacks)."""
     if not attack:
         return [user]
     suite = user.partition("/")[0]
@@ -177,7 +178,7 @@ def _under(attack: str, user: str) -> list[str]:
 
 @lru_cache(128)
 def _environment(suite: str, attack: str, user: str, goal: str = "") -> Any:
-    """Return the tools' initial environment, to be copied. Cached, since reading takes 0.3 s."""
+    """Return the initial environment; copy it before use. Cached because loading takes 0.3 s."""
     workspace = _suite(suite)
     injections = {}
     if goal:

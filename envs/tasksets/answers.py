@@ -1,34 +1,35 @@
-"""Which answers are safe for reasoning-gym's scorers: nine of them evaluate answers as Python.
+"""Checks that an answer is safe to pass to reasoning-gym's scorers.
 
-Four call ``eval``. Five call ``sympy.parse_expr``, which also calls ``eval``, with all of Python's
-built-in functions. These scorers get only harmless answers: no calls except to mathematical
-functions, no powers that could take long. All others score 0. The remaining scorers get any answer,
-except for the one in ``FRACTIONS``.
+Nine of the scorers evaluate answers as Python: four call ``eval``, and five call
+``sympy.parse_expr``, which also uses ``eval`` and exposes all builtins. Those scorers only get
+harmless answers, which call nothing but mathematical functions and contain no powers that could
+take long to compute. Any other answer scores 0. All other scorers are safe with any answer, except
+for the one in ``FRACTIONS``.
 
 This is the second line of defence. The first is that scorers run in isolates
-(``bridge/isolation.py``), which stop what these patterns miss.
+(``bridge/isolation.py``), which contain whatever gets past these patterns.
 """
 
 import re
 
 LONGEST = {
-    "polynomial_multiplication": 10_000,  # only parsed; a right answer may have 6,200
-    "intermediate_integration": 100,  # simplified, which may take 20 s for 300 characters
+    "polynomial_multiplication": 10_000,  # only parsed; correct answers reach 6,200 characters
+    "intermediate_integration": 100,  # sympy simplifies it, which can take 20 s for 300 characters
     "simple_integration": 100,
 }
-"""Maximum length of an answer, in characters; 2,000 for the others of the nine."""
+"""Maximum length of an answer in characters; 2,000 for the other six of the nine scorers."""
 
 LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
-"""Their answers are strings and lists, safe and fast to evaluate without "(", "*" and "for"."""
+"""Answers are strings and lists, which are safe and fast to evaluate without "(", "*" or "for"."""
 
 SUMS = {"countdown", "puzzle24"}
-"""Their answers have numbers and the four operators."""
+"""Answers consist of numbers and the four basic operators."""
 
 TERMS = {"intermediate_integration", "polynomial_multiplication", "simple_integration"}
-"""Their answers also have powers and functions of symbols."""
+"""Answers can also contain powers and functions of symbols."""
 
 FRACTIONS = {"coin_flip"}
-"""Its answers are parsed by ``Fraction``, for which 1e9999999 takes seconds."""
+"""Answers are parsed with ``Fraction``, which takes seconds for 1e9999999."""
 
 _LONG_EXPONENT = re.compile(r"[\d.]e[+-]?[\d_]{3}", re.IGNORECASE)
 _LITERAL = re.compile(r"[\w\s\[\],'\".+-]*", re.ASCII)
@@ -41,14 +42,13 @@ _POWER = re.compile(
     r"(\w|\))\s*(?:\*\*|\^)\s*(?:(\d{1,2})(?![\d.])|\(-?(\d{1,2})(?:/2)?\))", re.ASCII
 )
 _COMPUTED, _TALL, _DIGITS = 2, 9, 40
-"""Limits for powers and roots of numbers or brackets: how many, exponent, digits of the answer.
-
-sympy takes minutes for a power or a root of a number with thousands of digits.
+"""Limits if an answer has powers or roots of numbers or brackets: their count, the exponent, and
+the number of digits in the answer. sympy can take minutes for powers or roots of huge numbers.
 """
 
 
 def may_be_read(generator: str, answer: str) -> bool:
-    """Return whether an answer is safe for a generator's scorer."""
+    """Return whether an answer can safely be passed to the generator's scorer."""
     if generator in FRACTIONS:
         return _LONG_EXPONENT.search(answer) is None
     if generator not in LITERALS | SUMS | TERMS:

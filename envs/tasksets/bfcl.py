@@ -1,12 +1,12 @@
-"""BFCL's multi-turn rows: several requests from a user, simulated APIs, a check of their state.
+"""BFCL's multi-turn rows: user requests and simulated APIs, whose state is checked every turn.
 
     evert train tasks=bfcl:multi_turn_base model_name=smollm2
     evert train tasks=bfcl:multi_turn_base,multi_turn_miss_func model_name=smollm2
 
-Rows, APIs and checker come from the Berkeley Function-Calling Leaderboard. The APIs run in an
-isolate (``bfcl_apis.py``). The package's requirements conflict with evert's, but this taskset needs
-none of them: ``pip install --no-deps bfcl-eval``. It has no tasks in ``OFFLINE``, since prompts
-have four to eight thousand tokens, too many for a small model on a few cores.
+The rows, APIs and checker come from the Berkeley Function-Calling Leaderboard. The APIs run in an
+isolate (``bfcl_apis.py``). The package's dependencies conflict with evert's but aren't needed here,
+so install it with ``pip install --no-deps bfcl-eval``. There is no ``OFFLINE`` because prompts have
+4,000 to 8,000 tokens, which is too many for a small model on a few cores.
 """
 
 # pyright: reportMissingImports=false
@@ -39,17 +39,17 @@ CATEGORIES = [f"multi_turn_{part}" for part in ("base", "miss_func", "miss_param
 
 PYTHON = " Note that the provided function is in Python 3 syntax."
 FLOAT = " This is a float type value."
-"""Sentences that the package adds to descriptions of functions and arguments."""
+"""Sentences that the package appends to descriptions of functions and arguments."""
 
 
 def bfcl(categories: str) -> Game:
-    """Return the game of one or more of BFCL's multi-turn categories.
+    """Return the game for one or more of BFCL's multi-turn categories.
 
     Args:
-        categories: Names of the categories, separated by commas.
+        categories: Comma-separated names of categories.
 
     Raises:
-        GameError: The package is not installed, or has no such category.
+        GameError: The package is not installed, or a category does not exist.
     """
     names = categories.split(",")
     for name in names:
@@ -66,15 +66,15 @@ def bfcl(categories: str) -> Game:
 class Bfcl:
     """An agent that gives the policy tools and a user's requests, one per turn.
 
-    A task is a row's id: 'multi_turn_base_17'. The reward is 1 if, after each turn, the APIs are in
-    the state that the row's correct calls leave, and the results of the policy's calls include
-    those of the correct calls; else 0.
+    A task is a row's id, like 'multi_turn_base_17'. The reward is 1 if after every turn the APIs
+    are in the same state as after the row's correct calls, and the results of the policy's calls
+    include the results of the correct ones. Otherwise, it is 0.
 
     Attributes:
-        categories: Names of the categories, separated by commas.
-        train_tasks: Tasks to train on.
-        test_tasks: Held-out rows. A row's number is held out in all categories, since rows with the
-            same number tell the same story.
+        categories: Comma-separated names of categories.
+        train_tasks: Training tasks.
+        test_tasks: Held-out rows. The same row numbers are held out in all categories, because rows
+            with the same number are variants of the same scenario.
     """
 
     from_path: ClassVar[bool] = True
@@ -89,7 +89,7 @@ class Bfcl:
         )
 
     async def __call__(self, client: "AgentClient", task: str) -> Outcome:
-        """Play a row's turns, and check the calls."""
+        """Play the turns of a row and check the calls."""
         category = task.rpartition("_")[0]
         row = deepcopy(_rows(category)[task])
         truth = row.pop("ground_truth")
@@ -113,7 +113,7 @@ class Bfcl:
 
 
 def _apis() -> Callable[..., Any]:
-    """Return the function for an episode's isolate, which calls a method of an ``ApiState``."""
+    """Return the function that runs in the isolate. It calls methods on an ``ApiState``."""
     from evert.envs.tasksets.bfcl_apis import ApiState  # imports the package
 
     episode = ApiState()
@@ -121,7 +121,7 @@ def _apis() -> Callable[..., Any]:
 
 
 async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[list[list[Any]]]:
-    """Return the calls by turn and step. After too many steps, the remaining turns are missing."""
+    """Return the calls by turn and step, stopping early if a turn takes too many steps."""
     messages: list[dict[str, Any]] = []
     tools, turns = _tools(row), list[list[list[Any]]]()
     for number, question in enumerate(row["question"]):
@@ -146,7 +146,7 @@ async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[li
 
 
 async def _calls(client: "AgentClient", messages: list[Any], tools: list[Any]) -> list[list[Any]]:
-    """Return each call's id, name and arguments; empty if any arguments are not an object."""
+    """Return the id, name and arguments of each call, or [] if any arguments aren't an object."""
     completion = await client.chat.completions.create(messages=messages, tools=tools)
     message = completion.choices[0].message
     messages.append(message.model_dump(exclude_none=True))
@@ -178,7 +178,7 @@ def _rows(category: str) -> dict[str, dict[str, Any]]:
 
 
 def _tools(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return a row's initial tools by name: its APIs' tools, except those added later."""
+    """Return the tools of a row's APIs by name, except for tools that are added later."""
     missed = {name for names in row.get("missed_function", {}).values() for name in names}
     docs = _docs(row)
     first = {name: tool for name, tool in docs.items() if name not in missed}
@@ -204,7 +204,7 @@ def _docs(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _typed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema for the chat API; the package uses Python's type names."""
+    """Convert a schema for the chat API. The package's schemas use Python type names."""
     converted = {**schema, "type": _constant("type_mappings").GORILLA_TO_OPENAPI[schema["type"]]}
     if schema["type"] == "float" and "description" in converted:
         converted["format"], converted["description"] = "float", converted["description"] + FLOAT

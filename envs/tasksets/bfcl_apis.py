@@ -1,7 +1,7 @@
-"""BFCL's simulated APIs and its checker, for an isolate of each episode (``bridge/isolation.py``).
+"""BFCL's simulated APIs and its checker, which run in an isolate (``bridge/isolation.py``).
 
-The package evaluates calls as Python, so a policy could run any code. Here a call is a method's
-name and its arguments, with the isolate's limits on time and memory.
+The package evaluates calls as Python, which would let a policy run arbitrary code. Here, a call is
+a method name with arguments, and the isolate limits its time and memory.
 """
 
 # pyright: reportMissingImports=false
@@ -18,7 +18,7 @@ from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPIN
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker as checker
 
 Call: TypeAlias = "str | list[Any]"
-"""A method's name and its arguments by name; or code, as in the ground truth: ``cd('docs')``."""
+"""A method name with keyword arguments, or (in the ground truth) code such as ``cd('docs')``."""
 
 _instances: dict[str, dict[str, Any]] = {}
 
@@ -33,7 +33,7 @@ def execute(
     long_context: bool = False,
     is_evaL_run: bool = True,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Run calls; return their results and the instances. This replaces the package's function."""
+    """Run calls and return their results and the instances. Replaces the package's function."""
     if model_name not in _instances:
         apis = {name: _instance(name, initial_config, long_context) for name in involved_classes}
         _instances[model_name] = apis
@@ -77,23 +77,23 @@ def _parsed(source: str) -> tuple[str, list[Any], dict[str, Any]]:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords):
             options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
             return name, [ast.literal_eval(arg) for arg in args], options
-    raise ValueError(f"The ground truth has {source!r}, which does not call an API's method.")
+    raise ValueError(f"The ground truth contains {source!r}, which is not an API method call.")
 
 
 class ApiState:
-    """The APIs of a row, and their state."""
+    """The APIs of a row and their state."""
 
     def begin(self, row: dict[str, Any], truth: list[list[str]]) -> None:
-        """Begin a row, given its ground truth."""
+        """Start a row."""
         self.row, self.truth = row, truth
         checker.execute_multi_turn_func_call = execute
 
     def call(self, calls: Sequence[Call]) -> list[str]:
-        """Run the calls of a step; return their results."""
+        """Run the calls of one step and return their results."""
         arguments = self.row["initial_config"], self.row["involved_classes"], "playing"
         return execute(calls, *arguments, long_context="long_context" in self.row["id"])[0]
 
     def check(self, turns: list[list[list[Call]]]) -> dict[str, Any]:
-        """Return the checker's verdict on calls by turn and step."""
+        """Return the checker's verdict on all calls, given by turn and step."""
         verdict = checker.multi_turn_checker(turns, self.truth, self.row, "", "checking")
         return {name: verdict.get(name) for name in ("valid", "error_type")}

@@ -1,9 +1,9 @@
-"""MiniWoB++'s pages in a headless Chromium: an instruction, the page as text, four commands.
+"""MiniWoB++ pages in a headless Chromium, shown as text and controlled with four commands.
 
     evert train tasks=miniwob:click-button model_name=smollm2
 
-The package has the pages and their rewards, and controls the browser. evert plays them as a
-Gymnasium environment (``GymAgent``). This needs the extra ``miniwob``, Chromium and its driver.
+The package provides the pages and their rewards, and controls the browser. evert plays the pages as
+a Gymnasium environment (``GymAgent``). Requires the ``miniwob`` extra, Chromium and chromedriver.
 """
 
 import os
@@ -34,21 +34,22 @@ wait
 REF is the number that stands before an element."""
 
 LONGEST = 64
-"""Maximum number of characters to type at once: the package's limit."""
+"""Maximum number of characters per ``type`` command, which is the package's limit."""
 
 QUIET = {"body", "div", "form", "p", "span", "table", "tbody", "tr", "ul"}
-"""Elements shown only if they have text."""
+"""Elements that are only shown if they contain text."""
 
 
 def miniwob(name: str, *, seconds: float = 3600.0) -> Game:
-    """Return the game for one of MiniWoB++'s pages.
+    """Return the game for a MiniWoB++ page.
 
     Args:
-        name: Name of the page, "click-button".
-        seconds: Time limit of an episode; the package's ten seconds are too few for a model.
+        name: Name of the page, such as "click-button".
+        seconds: Time limit for an episode. The package's default of ten seconds is too short for a
+            language model.
 
     Raises:
-        GameError: There is no such page, no Chromium or no chromedriver.
+        GameError: There is no such page, or Chromium or chromedriver is missing.
     """
     package = needed("miniwob", "miniwob", "pip install 'evert[miniwob]'")
     folder = Path(str(package.__file__)).parent / "html" / "miniwob"
@@ -57,8 +58,8 @@ def miniwob(name: str, *, seconds: float = 3600.0) -> Game:
         raise no_such("MiniWoB", "page", name, pages)
     if None in browser():
         raise GameError(
-            "tasks=miniwob needs Chromium and chromedriver, and they are not both on the PATH. "
-            "Install them: apt install chromium chromium-driver."
+            "tasks=miniwob requires both Chromium and chromedriver on the PATH. Install them with: "
+            "apt install chromium chromium-driver."
         )
     agent = GymAgent(
         f"{__name__}:{ID}",
@@ -85,13 +86,13 @@ def miniwob(name: str, *, seconds: float = 3600.0) -> Game:
 
 
 def browser() -> tuple[str | None, str | None]:
-    """Return the paths of Chromium and of its driver; None for one that is not on the PATH."""
+    """Return the paths of Chromium and chromedriver, or None if one is not on the PATH."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     return chromium, shutil.which("chromedriver")
 
 
 def page(observation: Mapping[str, Any], info: Mapping[str, Any], env: Any) -> str:
-    """Return the instruction and a line for each element: number, tag, text, value, id, classes."""
+    """Render the instruction and a line per element: number, tag, text, value, id and classes."""
     lines = [f"Task: {observation['utterance']}"]
     for element in observation["dom_elements"]:
         tag, text = element["tag"], " ".join(str(element["text"]).split())
@@ -105,10 +106,10 @@ def page(observation: Mapping[str, Any], info: Mapping[str, Any], env: Any) -> s
 
 
 def command(reply: str) -> str:
-    """Return the command in a reply: its last line.
+    """Return the command in the last line of a reply.
 
     Raises:
-        ValueError: The line is not a command.
+        ValueError: The last line is not a valid command.
     """
     line = (reply.strip().splitlines() or [""])[-1].strip()
     _action(line)
@@ -134,7 +135,7 @@ def _action(line: str) -> dict[str, Any]:
 
 
 class _Page(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A page that takes commands and ends after ``seconds``."""
+    """A page that accepts commands and times out after ``seconds``."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], seconds: float) -> None:
         super().__init__(env)
@@ -155,7 +156,7 @@ class _Page(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make(name: str, seconds: float) -> gymnasium.Env[Any, Any]:
-    """Open a page of MiniWoB++ in a browser. Its reward does not depend on the time."""
+    """Open a MiniWoB++ page in a browser. The reward does not depend on the time taken."""
     from miniwob.environment import MiniWoBEnvironment
     from miniwob.reward import get_raw_reward
 

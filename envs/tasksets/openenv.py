@@ -1,10 +1,11 @@
-"""The environment of an OpenEnv server, played through OpenEnv's own client.
+"""Environments served by an OpenEnv server, played with OpenEnv's own client.
 
     evert train tasks=openenv:http://127.0.0.1:8000 model_name=smollm2
 
-An action is text (the reply), fields (one tool whose parameters are the action's schema) or a call
-to an MCP tool. Before a game is returned, an episode is started to see whether the server gives
-rewards, since its schema does not say. This needs the extra ``openenv``.
+An action is either text (the reply), a call to an MCP tool, or a set of fields. To fill in the
+fields, the policy calls a single tool, whose parameters are the action's schema. The server's
+schema does not say whether it gives rewards, so we start an episode to find out before returning
+the game. Requires the ``openenv`` extra.
 """
 
 import asyncio
@@ -38,24 +39,25 @@ def openenv(
     probe: int = 8,
     message_timeout_s: float = 60.0,
 ) -> Game:
-    """Return the game for a server's environment.
+    """Return the game for an OpenEnv server.
 
     Args:
-        url: URL of the server, "http://127.0.0.1:8000".
-        field: Field of the action that takes the reply as text. None: the only required field, if
-            it is a string; else actions are tool calls.
+        url: URL of the server, such as "http://127.0.0.1:8000".
+        field: The action field that receives the text of the reply. By default, this is the
+            action's required field, if it has exactly one and that is a string. Otherwise, actions
+            are tool calls.
         turns: Number of actions after which an episode is truncated.
-        probe: Number of actions to try, to see whether the server gives rewards; 0: do not try.
-        message_timeout_s: Seconds to wait for the server's answer to a message.
+        probe: Number of actions to try in order to check that the server gives rewards. Pass 0 to
+            skip this check.
+        message_timeout_s: Seconds to wait for the server to respond to a message.
 
     Raises:
-        GameError: No OpenEnv server answers at ``url``, it has no such field or no tools, or it
-            gives no reward.
+        GameError: There is no OpenEnv server at ``url``, or it lacks the field, tools or rewards.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise GameError(f"tasks=openenv:{url} is not a URL; expected one like http://HOST:8000.")
     url = url.rstrip("/")
-    action_schema.cache_clear()  # another server may answer at the URL now
+    action_schema.cache_clear()  # the server may have changed
     agent = OpenEnv(url, _field(url, field), turns, message_timeout_s)
     _check_once(agent, probe)
     return game_of_agent(
@@ -65,13 +67,13 @@ def openenv(
     )
 
 
-@cache  # commands make their game several times
+@cache  # commands create their game several times
 def _check_once(agent: "OpenEnv", probe: int) -> None:
-    threads(2).submit(asyncio.run, agent.check(probe)).result()  # a loop may run in this thread
+    threads(2).submit(asyncio.run, agent.check(probe)).result()  # this thread may run a loop
 
 
 def _field(url: str, field: str | None) -> str:
-    """Return the field that takes a reply; "" if actions are tool calls."""
+    """Return the field that receives the reply, or "" if actions are tool calls."""
     action = action_schema(url)
     fields = action["properties"]
     texts = [name for name, schema in fields.items() if schema.get("type") == "string"]
@@ -80,28 +82,30 @@ def _field(url: str, field: str | None) -> str:
         is_text = len(required) == 1 and required[0] in texts
         return required[0] if is_text and not calls_tools(action) else ""
     if field not in texts:
-        raise no_such(f"An action of {url}", "text", field, texts)
+        raise no_such(f"The action schema of {url}", "text field", field, texts)
     if missing := [name for name in required if name != field]:
         raise GameError(
-            f"An action of {url} needs {', '.join(missing)} besides {field}, but a reply is one "
-            "text. Leave tasks.field out: the policy then calls a tool that takes all fields."
+            f"An action of {url} requires {', '.join(missing)} in addition to {field}, but a reply "
+            "can only fill one field. Leave out tasks.field, so that the policy calls a tool that "
+            "takes all fields."
         )
     return field
 
 
 @dataclass(frozen=True)
 class OpenEnv:
-    """An agent that plays a server's environment; the task is the seed of its reset.
+    """An agent that plays an OpenEnv server's environment. The task is the seed for its reset.
 
-    The first message is the reset's observation, with a line per field; the answers to actions are
-    observations or tool results. Each reward goes to its action's turn; the reset's reward goes to
-    the first turn. If actions are tool calls, a reply without one ends the episode.
+    The first message is the observation from the reset, with one line per field. After that,
+    actions are answered with observations or tool results. Each reward is assigned to the turn of
+    its action. A reward from the reset is assigned to the first turn. If actions are tool calls, a
+    reply without a tool call ends the episode.
 
     Args:
         url: URL of the server.
-        field: Field of the action that takes the reply; "": the policy calls tools.
+        field: The action field that receives the reply, or "" if the policy calls tools.
         turns: Number of actions after which an episode is truncated.
-        message_timeout_s: Seconds to wait for the server's answer to a message.
+        message_timeout_s: Seconds to wait for the server to respond to a message.
     """
 
     url: str
@@ -117,7 +121,7 @@ class OpenEnv:
         """Play an episode.
 
         Raises:
-            GameError: The server fails, refuses a message, or ends the episode without a reward.
+            GameError: The server fails, rejects a message, or ends the episode without a reward.
             RewardError: A reward is not a finite number.
         """
         async with opened(self.url, self.message_timeout_s, client.reward) as session:
@@ -138,7 +142,7 @@ class OpenEnv:
         return Outcome(0.0, truncated=not session.is_over)
 
     async def _act(self, session: Session, message: Any) -> list[dict[str, Any]]:
-        """Take the actions in a reply, and return the messages that answer it."""
+        """Perform the actions in a reply and return the messages to append."""
         if self.field:
             await session.step({self.field: message.content or ""})
             return [{"role": "user", "content": session.text}]
@@ -152,14 +156,16 @@ class OpenEnv:
         ]
 
     async def check(self, probe: int) -> None:
-        """Check that the server gives rewards, and has tools if the policy must call them.
+        """Check that the server gives rewards, and has tools if the policy has to call them.
 
         Args:
-            probe: Number of actions to try, with each field's default or an empty value; 0: do not
-                look for rewards. If the server refuses an action, the check ends without a result.
+            probe: Maximum number of actions to try, or 0 to skip the check for rewards. The
+                actions' fields have default or empty values. If the server rejects an action, the
+                check is inconclusive and returns.
 
         Raises:
-            GameError: There are no tools, or no reward by the end or in ``probe`` actions.
+            GameError: There are no tools, or the server gave no reward before the episode ended
+                or all actions had been tried.
         """
         async with opened(self.url, self.message_timeout_s, lambda reward: None) as session:
             tools = [] if self.field else await session.list_tools()
@@ -173,7 +179,7 @@ class OpenEnv:
                 if session.is_refused:
                     return
             if not session.is_rewarded:
-                raise session.no_reward(f"at its reset and in {probe} actions or fewer")
+                raise session.no_reward(f"on reset or within {probe} actions")
 
     async def _try(self, session: Session, tools: list[dict[str, Any]], number: int) -> None:
         if self.field:
@@ -184,7 +190,7 @@ class OpenEnv:
 
 
 def _example(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that fit a simple schema: the default or an empty value for each required field."""
+    """Return the required arguments of a simple schema, with default or empty values."""
     fields = schema.get("properties", {})
     return {name: _value(fields.get(name, {})) for name in schema.get("required", ())}
 

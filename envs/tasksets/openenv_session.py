@@ -1,7 +1,7 @@
-"""One episode at an OpenEnv server: its session, its tools, and checks of its answers.
+"""An episode on an OpenEnv server: the session, its tools, and validation of responses.
 
-Everything that a server sends is checked before use. OpenEnv's client takes seconds to import, so
-it is imported only when needed.
+Everything a server sends is validated before use. OpenEnv's client takes seconds to import, so it
+is imported lazily.
 """
 
 # pyright: reportMissingImports=false
@@ -27,28 +27,31 @@ PATIENCE = 1.5
 """Seconds to wait for a server's schema."""
 
 LARGEST = 16
-"""Maximum size of a message from a server, in MiB."""
+"""Maximum size of a server's message in MiB."""
 
 STEP = "step"
-"""Name of the tool that takes an action's fields."""
+"""Name of the tool whose arguments are the action's fields."""
 
 WHILE_FULL = (0.1, 0.3, 1.0)
-"""Seconds between attempts to begin an episode: servers free a session only after it closes."""
+"""Delays in seconds between attempts to start an episode while the server is at capacity.
+
+Servers may free a session only some time after its connection was closed.
+"""
 
 
 @asynccontextmanager
 async def opened(
     url: str, message_timeout_s: float, pay: Callable[[float], None]
 ) -> AsyncIterator["Session"]:
-    """Open a session, which connects with its first message, and close it at the end.
+    """Open a session, and close it on exit. It connects when it sends its first message.
 
     Args:
         url: URL of the server.
-        message_timeout_s: Seconds to wait for the server's answer to a message.
-        pay: Called with each reward, as the server gives it.
+        message_timeout_s: Seconds to wait for the server to respond to a message.
+        pay: Called with each reward as it arrives.
 
     Raises:
-        GameError: OpenEnv is not installed, or no OpenEnv server answers at ``url``.
+        GameError: OpenEnv is not installed, or there is no OpenEnv server at ``url``.
     """
     action = await asyncio.to_thread(action_schema, url)
     install = "pip install 'evert[openenv]'"
@@ -66,18 +69,18 @@ async def opened(
 
 
 class Session:
-    """An episode at a server, over one connection.
+    """An episode on a server, over a single connection.
 
     Args:
         url: URL of the server.
         env: OpenEnv's client.
         action: The schema of the server's actions.
-        pay: Called with each reward, as the server gives it.
+        pay: Called with each reward as it arrives.
 
     Attributes:
         observation: The latest observation.
         is_over: Whether the server has ended the episode.
-        is_refused: Whether the latest action was invalid, or its tool failed.
+        is_refused: Whether the latest action was invalid or its tool failed.
         is_rewarded: Whether the server has given a reward.
     """
 
@@ -107,28 +110,28 @@ class Session:
         return plainly(fields)
 
     def no_reward(self, when: str) -> GameError:
-        """Return the error for a server that gave no reward."""
+        """Return the error for a server that does not give rewards."""
         return GameError(
-            f"{self.url} gave no reward {when}: each was None (the latest observation: "
-            f"{self.text!r:.200}). Its environment must set Observation.reward to a number, 0.0 "
-            "where nothing is earned; a rubric, or step_async for MCP tools, can do it. If rewards "
-            "come later or only for some actions, pass tasks.probe=0."
+            f"{self.url} gave no reward {when}: every reward was None (latest observation: "
+            f"{self.text!r:.200}). The environment must set Observation.reward to a number (0.0 if "
+            "nothing was earned), for example in a rubric or, for MCP tools, in step_async. If "
+            "rewards come later or only for some actions, pass tasks.probe=0."
         )
 
     async def reset(self, seed: int) -> None:
-        """Begin the episode."""
+        """Start the episode."""
         await self._send("reset", lambda: self._env.reset(seed=seed))
-        self._socket = self._env._ws  # its client silently reconnects, to a new episode
+        self._socket = self._env._ws  # detects if the client silently reconnects to a new episode
 
     async def step(self, action: Any) -> None:
-        """Take an action: a dict or an OpenEnv action."""
-        # The client would reconnect to an environment that was not reset.
+        """Perform an action, which is a dict or an OpenEnv action."""
+        # Otherwise the client would reconnect to an environment that has not been reset.
         if self._socket.close_code is not None:
             raise self._failure("step", f"it closed the connection ({self._socket.close_code})")
         await self._send("step", lambda: self._env.step(action))
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the tools to offer, in OpenAI's format: the MCP tools, or one for an action."""
+        """Return the tools in OpenAI's format: the MCP tools, or one for an action's fields."""
         if not calls_tools(self._action):
             description = str(self._action.get("description", "Take an action."))
             return [_tool(STEP, description, self._action)]
@@ -144,7 +147,7 @@ class Session:
         return [_tool(tool.name, tool.description, tool.input_schema) for tool in tools]
 
     async def call(self, name: str, arguments: str) -> str:
-        """Execute a tool call as an action, and return the result as text."""
+        """Execute a tool call as an action and return the result as text."""
         if self.is_over:
             return "The episode is over."
         fields = json_object(arguments)
@@ -164,7 +167,7 @@ class Session:
     def _problem(self, name: str, fields: dict[str, Any] | None) -> str | None:
         if fields is None:
             return "the arguments are not a JSON object"
-        if calls_tools(self._action):  # the server knows its tools
+        if calls_tools(self._action):  # left to the server
             return None
         if name != STEP:
             return f"there is no tool {name!r:.200}; call {STEP}"
@@ -189,14 +192,14 @@ class Session:
     def _refuse(self, what: str, error: Exception) -> None:
         if what != "step" or "VALIDATION_ERROR" not in str(error):
             raise self._failure(what, f"{type(error).__name__}: {error}") from error
-        self.is_refused = True  # the policy's mistake
+        self.is_refused = True  # a mistake by the policy, not a server failure
         self.observation = f"Error: the environment refuses this action: {error}"
 
     def _failure(self, what: str, reason: str) -> GameError:
         return GameError(
-            f"{self.url} failed at {what}: {reason:.500}. See its log. If it is full, raise its "
-            "max_concurrent_envs, or play fewer episodes at once: parallel=1. If it is slow, pass "
-            "tasks.message_timeout_s=."
+            f"{self.url} failed during {what}: {reason:.500}. See the server's log. If it is at "
+            "capacity, raise max_concurrent_envs or play fewer episodes in parallel (parallel=1). "
+            "If it is slow, raise tasks.message_timeout_s."
         )
 
 
@@ -206,7 +209,7 @@ def _tool(name: str, description: str, parameters: Mapping[str, Any]) -> dict[st
 
 
 def _result(observation: Any) -> str:
-    """Return the text of a tool's result or error."""
+    """Return a tool's result or error as text."""
     if not isinstance(observation, Mapping) or "tool_name" not in observation:
         return plainly(observation)
     if error := observation.get("error"):
@@ -219,14 +222,14 @@ def _result(observation: Any) -> str:
 
 
 def calls_tools(action: Mapping[str, Any]) -> bool:
-    """Return whether actions are MCP tool calls, by the schema of OpenEnv's own classes."""
+    """Return whether actions are MCP tool calls, based on the schemas of OpenEnv's own classes."""
     kind = action["properties"].get("type", {}).get("const")
     return kind in ("call_tool", "list_tools") or not action["properties"]
 
 
 @cache
 def action_schema(url: str) -> Mapping[str, Any]:
-    """Return the JSON schema of a server's actions; its client has no method for it."""
+    """Fetch the JSON schema of a server's actions, for which OpenEnv's client has no method."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(f"{url}/schema", timeout=PATIENCE) as answer:
@@ -234,10 +237,10 @@ def action_schema(url: str) -> Mapping[str, Any]:
         action = {"properties": {}, "required": [], **json.loads(schema)["action"]}
         check_schema(json.dumps(action))
         fields = {name: of for name, of in action["properties"].items() if isinstance(of, dict)}
-        fields.pop("metadata", None)  # every action has it
+        fields.pop("metadata", None)  # present in every action
         return {**action, "properties": fields}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GameError(
-            f"tasks=openenv:{url}: no OpenEnv server answers there ({type(error).__name__}: "
-            f"{error}). Start one (uvicorn server.app:app --port 8000), and give its URL."
+            f"tasks=openenv:{url}: there is no OpenEnv server at this URL ({type(error).__name__}: "
+            f"{error}). Start one (uvicorn server.app:app --port 8000) and pass its URL."
         ) from error

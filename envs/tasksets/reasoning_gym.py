@@ -1,11 +1,11 @@
-"""reasoning-gym's tasks, made by its generators and scored by its scorers.
+"""reasoning-gym tasks, created by its generators and scored by its scorers.
 
     evert train tasks=reasoning_gym:chain_sum tasks.max_terms=2 model_name=smollm2
     evert train tasks=reasoning_gym:chain_sum,leg_counting model_name=smollm2
     evert train tasks=reasoning_gym:chain_sum tasks.levels=3 model_name=smollm2
 
-This file is an example for other tasksets: it has tasks, held-out tasks, an agent, a reward and
-metrics. It needs the extra ``reasoning``.
+You can use this module as an example for your own taskset: it has training and held-out tasks, an
+agent, a reward and metrics. Requires the ``reasoning`` extra.
 """
 
 import random
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 OFFLINE = {"chain_sum": {"max_tokens": 32}, "letter_counting": {"max_tokens": 32}}
-"""The tasks in ``evert evaluate tasks=all-offline``, with their settings."""
+"""The tasks that ``evert evaluate tasks=all-offline`` includes, with their settings."""
 
 SIZE = 10_000
-"""Number of a generator's items, and of training tasks."""
+"""Number of items per generator, and number of training tasks."""
 
 OF_A_LEVEL = 100
-"""Training tasks per level: few, so that a curriculum plays each several times."""
+"""Training tasks per level, a small number so that a curriculum plays each task several times."""
 
 HELD_OUT = 100
 """Number of held-out tasks."""
 
 _TRIES = 1000
 
-_making = threading.Lock()  # some generators draw from the global state of ``random``
+_making = threading.Lock()  # some generators use the global state of ``random``
 
 
 def reasoning_gym(names: str, **arguments: Any) -> Game:
-    """Return the game for one or more of reasoning-gym's generators.
+    """Return the game for one or more reasoning-gym generators.
 
     Args:
-        names: Names of the generators, separated by commas.
-        **arguments: Arguments of ``Reasoning``.
+        names: Comma-separated names of generators.
+        **arguments: Arguments for ``Reasoning``.
 
     Raises:
-        GameError: There is no such generator, or it does not take one of the arguments.
+        GameError: A generator does not exist or does not accept the arguments.
     """
     generators = names.split(",")
     agent = Reasoning(*generators, **arguments)
@@ -86,28 +86,27 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
 
 
 class Reasoning:
-    """An agent that asks one of reasoning-gym's questions and scores the answer.
+    """An agent that asks a reasoning-gym question and scores the answer.
 
-    A task is an item's number. The reward is the generator's score for the answer, 0 to 1. It is 0
-    if the scorer raises, if it takes too much time or memory and is stopped, or if the answer is
-    not safe to evaluate (``answers.py``). The answer is the reply's text between ``<answer>`` and
-    ``</answer>``, or else the whole reply. Scorers run in an isolate.
+    A task is an item's number. The reward is the generator's score for the answer, from 0 to 1. It
+    is 0 if the scorer raises, exceeds its time or memory limit, or if the answer is not safe to
+    evaluate (``answers.py``). The answer is the text between ``<answer>`` and ``</answer>``, or the
+    whole reply if there are no such tags. Scorers run in an isolate.
 
     Args:
-        *names: Names of generators: "chain_sum". Tasks come from each in turn.
-        prompt: The system message, or the name of a reasoning-gym prompt ("default" asks for
-            thoughts and answer tags). "": no system message.
+        *names: Names of generators, such as "chain_sum". Tasks cycle through the generators.
+        prompt: The system message, or the name of one of reasoning-gym's prompts ("default" asks
+            for reasoning and answer tags). By default, there is no system message.
         seed: Seed for the items.
-        size: Number of a generator's items.
-        levels: Number of levels of reasoning-gym's curricula to use, from the easiest up. With
-            levels, ``arguments`` apply only where the curricula set nothing. 0: only ``arguments``
-            apply.
-        **arguments: Settings of the generators' configurations: ``min_terms=2``.
+        size: Number of items per generator.
+        levels: Number of levels to use from reasoning-gym's curricula, starting with the easiest.
+            The levels take precedence over ``arguments``. By default, curricula are not used.
+        **arguments: Settings for the generators' configurations, such as ``min_terms=2``.
 
     Attributes:
-        kinds: The generators' names, or with levels "chain_sum_level0" and so on.
-        train_tasks: ``SIZE`` tasks, or ``OF_A_LEVEL`` for each kind if there are levels. Their
-            questions are never those of ``test_tasks``.
+        kinds: The names of the generators, or "chain_sum_level0" and so on if levels are used.
+        train_tasks: ``SIZE`` tasks, or ``OF_A_LEVEL`` per kind if levels are used. None of their
+            questions occur in ``test_tasks``.
         test_tasks: ``HELD_OUT`` tasks.
     """
 
@@ -140,10 +139,10 @@ class Reasoning:
         return f"Reasoning({', '.join([*map(repr, self._names), *options])})"
 
     def check(self) -> None:
-        """Make the generators.
+        """Check that the generators can be created.
 
         Raises:
-            GameError: reasoning-gym is not installed, or cannot make them.
+            GameError: reasoning-gym is not installed, or a generator cannot be created.
         """
         _ = self._datasets
 
@@ -159,38 +158,38 @@ class Reasoning:
 
     @property
     def _sources(self) -> list[tuple[str, int | None]]:
-        """The generator and level of each kind."""
+        """The generator's name and the level (if any) for each of ``kinds``."""
         levels = range(self.levels) if self.levels else [None]
         return [(name, level) for name in self._names for level in levels]
 
     def item(self, task: int) -> tuple[Any, dict[str, Any]]:
-        """Return a task's generator and item: question, answer, metadata."""
+        """Return the generator of a task and its item (question, answer, metadata)."""
         number, kind = divmod(task, len(self.kinds))
         with _making:
             dataset = self._datasets[kind]
             return dataset, dataset[number]
 
     def task_at(self, place: int, *, held_out: bool) -> int:
-        """Return the held-out task, or training task, at an index.
+        """Return the task at an index of the training or held-out tasks.
 
         Raises:
-            GameError: No question for this split is found.
+            GameError: No question was found for this split.
         """
         draw = random.Random(place)
         for _ in range(_TRIES):
             number = draw.randrange(self._arguments["size"])
             task = number * len(self.kinds) + place % len(self.kinds)
             question = self.item(task)[1]["question"]
-            # Split by the question's text, so that no question is in both splits.
+            # Split by the text of the question, so that no question appears in both splits.
             if (crc32(question.encode()) % ONE_IN == 0) == held_out:
                 return task
         raise GameError(
-            f"{self} makes too few different questions to hold some out: {question!r:.200}. Give "
-            "it arguments that make more."
+            f"{self} generates too few distinct questions to hold some out: {question!r:.200}. "
+            "Use arguments that produce more variety."
         )
 
     async def __call__(self, client: "AgentClient", task: int) -> float:
-        """Ask a question, and score the answer."""
+        """Ask a question and score the answer."""
         _, item = await off_loop(self.item, task)  # takes a second for knight_swap
         completion = await client.chat.completions.create(messages=self._messages(item))
         kind = task % len(self.kinds)
@@ -199,17 +198,17 @@ class Reasoning:
         reply = completion.choices[0].message.content or ""
         score = await isolated_score(client, scorer, item, reply)
         if not (isinstance(score, float) and 0 <= score <= 1):
-            score = 0.0  # an answer may have taken over the isolate
+            score = 0.0  # the answer may have compromised the isolate
         client.metric("solved", float(score >= 1))
         if len(self.kinds) > 1:
             client.metric(_metric(self.kinds[kind]), score)
         return score
 
     def demonstrations(self, seed: int) -> Iterator[list[dict[str, str]]]:
-        """Yield endless questions with the generators' answers, for a warm-up.
+        """Yield an endless stream of questions with the generators' answers, for a warm-up.
 
         Raises:
-            GameError: The generators have no answers with the full score.
+            GameError: The generators provide no answers that get the full score.
         """
         draw = random.Random(seed)
         while True:
@@ -223,7 +222,7 @@ class Reasoning:
             answer = str(item["answer"])
             if dataset.score_answer(answer, item) >= 1:
                 return item, answer
-        raise GameError(f"{self} has no answers to show. Leave warm_up_steps out.")
+        raise GameError(f"{self} has no answers to demonstrate. Leave out warm_up_steps.")
 
     def _messages(self, item: dict[str, Any]) -> list[dict[str, str]]:
         from reasoning_gym.utils import SYSTEM_PROMPTS
@@ -236,7 +235,7 @@ class Reasoning:
 def _scorer(
     name: str, arguments: dict[str, Any], level: int | None
 ) -> Callable[[dict[str, Any], str], float]:
-    """Return a generator's scorer of replies, which runs in an isolate."""
+    """Return a function that scores replies for a generator. Runs in an isolate."""
     factory = needed("reasoning_gym", "reasoning_gym.factory", "pip install 'evert[reasoning]'")
     dataset = _new_dataset(factory, name, arguments, level)
     with suppress(Exception):
@@ -261,7 +260,7 @@ def _new_dataset(factory: Any, name: str, arguments: dict[str, Any], level: int 
     lost = [key for key in arguments if key not in fields]
     if lost:
         raise GameError(
-            f"reasoning-gym's {name} takes no {lost[0]!r}. It takes prompt, levels, "
+            f"reasoning-gym's {name} has no setting {lost[0]!r}. Available: prompt, levels, "
             f"{', '.join(fields)}."
         )
     try:
@@ -270,20 +269,20 @@ def _new_dataset(factory: Any, name: str, arguments: dict[str, Any], level: int 
         return factory.create_dataset(name, **arguments)
     except GameError:
         raise
-    except Exception as error:  # each generator checks its arguments with assert
+    except Exception as error:  # generators validate their arguments with assert
         raise GameError(
-            f"reasoning-gym's {name} cannot be made with {arguments}: {type(error).__name__}: "
-            f"{error}. Check the arguments: tasks.KEY=VALUE."
+            f"Could not create reasoning-gym's {name} with {arguments}: {type(error).__name__}: "
+            f"{error}. Check the arguments (tasks.KEY=VALUE)."
         ) from error
 
 
 def _at_level(factory: Any, name: str, arguments: dict[str, Any], level: int) -> dict[str, Any]:
     if not factory.has_curriculum(name):
-        raise GameError(f"reasoning-gym has no curriculum of {name}. Leave tasks.levels out.")
+        raise GameError(f"reasoning-gym has no curriculum for {name}. Leave out tasks.levels.")
     curriculum = factory.create_curriculum(name)
     attributes = curriculum.attributes.values()
     count = max((len(attribute.levels) for attribute in attributes), default=0)
     if level >= count:
-        raise GameError(f"reasoning-gym's curriculum of {name} has {count} levels. Ask for fewer.")
+        raise GameError(f"reasoning-gym's {name} curriculum has only {count} levels. Use fewer.")
     curriculum.set_global_level(level)
     return dict(vars(curriculum.generate_configuration(arguments)))

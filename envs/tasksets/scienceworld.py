@@ -1,8 +1,9 @@
-"""ScienceWorld's thirty tasks: experiments in a house described by text.
+"""ScienceWorld's thirty tasks: experiments in a text-based house.
 
     evert train tasks=scienceworld:find-animal tasks.simplifications=easy model_name=smollm2
 
-The simulator, a Java program, scores them. This needs Java and the extra ``scienceworld``.
+They are scored by the simulator, which is a Java program. Requires Java and the ``scienceworld``
+extra.
 """
 
 import asyncio
@@ -36,19 +37,19 @@ PROMPT = (
 )
 
 CLOSING = 10.0
-"""Seconds to wait for a simulator to end."""
+"""Seconds to wait for a simulator to exit."""
 
 
 def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> Game:
-    """Return the game for one or more of ScienceWorld's tasks.
+    """Return the game for one or more ScienceWorld tasks.
 
     Args:
-        names: Names of tasks, separated by commas: "boil", "1-1", or "all".
-        simplifications: Names of simplifications, separated by commas: "easy".
-        steps: Maximum number of actions in an episode.
+        names: Comma-separated names of tasks, such as "boil" or "1-1", or "all".
+        simplifications: Comma-separated names of simplifications, such as "easy".
+        steps: Maximum number of actions per episode.
 
     Raises:
-        GameError: There is no such task or simplification, or no Java.
+        GameError: A task or simplification does not exist, or Java is not installed.
     """
     package = needed("scienceworld", "scienceworld.constants", "pip install 'evert[scienceworld]'")
     by_id: dict[str, str] = package.ID2TASK
@@ -61,8 +62,8 @@ def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> 
             raise no_such("ScienceWorld", "simplification", name, SIMPLIFICATIONS)
     if shutil.which("java") is None:
         raise GameError(
-            "tasks=scienceworld needs Java, 8 or newer, and there is no java on the PATH. Install "
-            "it: apt install default-jre-headless."
+            "tasks=scienceworld requires Java 8 or newer, but there is no java on the PATH. "
+            "Install it with: apt install default-jre-headless."
         )
     chosen = [by_id.get(name, name) for name in names.split(",")]
     agent = ScienceWorld(
@@ -81,19 +82,19 @@ def scienceworld(names: str, *, simplifications: str = "", steps: int = 100) -> 
 
 @dataclass(frozen=True)
 class ScienceWorld:
-    """An agent that acts in ScienceWorld. A task, like "boil/3", is a name and a variation.
+    """An agent that acts in ScienceWorld.
 
-    The reward is the simulator's final score, from -1 (a wrong choice ended the episode) to 1. The
-    action is the reply's last line.
+    A task consists of a name and a variation, like "boil/3". The reward is the simulator's final
+    score, from -1 (a wrong choice ended the episode) to 1. The last line of a reply is the action.
 
     Args:
-        names: Names of tasks, separated by commas.
-        simplifications: Names of simplifications, separated by commas.
-        steps: Maximum number of actions in an episode.
+        names: Comma-separated names of tasks.
+        simplifications: Comma-separated names of simplifications.
+        steps: Maximum number of actions per episode.
 
     Attributes:
-        train_tasks: The benchmark's variations for training.
-        test_tasks: Its variations for tests. Those for development are in neither list.
+        train_tasks: The benchmark's training variations.
+        test_tasks: The benchmark's test variations. The development variations are not used.
     """
 
     names: str
@@ -104,12 +105,12 @@ class ScienceWorld:
 
     @property
     def train_tasks(self) -> list[str]:
-        """Variations to train on."""
+        """The training variations."""
         return _tasks(self.names)[0]
 
     @property
     def test_tasks(self) -> list[str]:
-        """Held-out variations."""
+        """The held-out variations."""
         return _tasks(self.names)[1]
 
     async def __call__(self, client: "AgentClient", task: str) -> Outcome:
@@ -138,17 +139,17 @@ class ScienceWorld:
 
 
 def started(steps: int) -> Any:
-    """Start a simulator, in a separate process."""
+    """Start a simulator in a separate process."""
     from scienceworld import ScienceWorldEnv
 
     env = ScienceWorldEnv("", envStepLimit=steps)
-    # Otherwise every step fetches thousands of strings one by one, for an unused info.
+    # By default, every step fetches thousands of strings one by one for an unused info entry.
     env.get_valid_action_object_combinations = list
     return env
 
 
 def end(env: Any) -> None:
-    """End a simulator: its process, pipe and folder, which its own ``close`` leaves behind."""
+    """Stop a simulator and clean up the process, pipe and folder that ``close`` leaves behind."""
     process = env._gateway.java_process
     env.close()
     try:
@@ -162,7 +163,7 @@ def end(env: Any) -> None:
 
 @cache
 def _tasks(names: str) -> tuple[list[str], list[str]]:
-    """Return training and test tasks, which only the simulator knows."""
+    """Return the training and test tasks, which have to be queried from the simulator."""
     env = started(1)
     train, test = list[str](), list[str]()
     try:

@@ -1,9 +1,9 @@
-"""TextArena's games, for one player or with a seat for each player, scored by the games.
+"""TextArena games, for one player or with a seat per player, scored by the games themselves.
 
     evert train tasks=textarena:GuessTheNumber-v0 model_name=smollm2
     evert train tasks=textarena:KuhnPoker-v0 tasks.max_rounds=3 model_name=smollm2
 
-The games run unchanged, with TextArena's wrappers. This needs the extra ``textarena``.
+The games run unchanged, with TextArena's own wrappers. Requires the ``textarena`` extra.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ OFFLINE: Mapping[str, Mapping[str, Any]] = {
 }
 
 NETWORK = {
-    "OpenRouter": "asks a model of OpenRouter's",
-    "EnglishDictionary": "loads its words from the network (nltk.download)",
-    "nltk": "loads its words from the network (nltk.download)",
+    "OpenRouter": "calls a model on OpenRouter",
+    "EnglishDictionary": "downloads its words (nltk.download)",
+    "nltk": "downloads its words (nltk.download)",
 }
-"""Word in a game's source code -> how the game uses the network."""
+"""Word in a game's source code -> how such a game uses the network."""
 
 MOST_PLAYERS = 15
 
@@ -44,15 +44,15 @@ _random_lock = threading.Lock()
 
 
 def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
-    """Make a ``Game`` from one of TextArena's games.
+    """Create a ``Game`` from a TextArena game.
 
     Args:
-        name: Id of the game, "Wordle-v0".
-        players: Number of players; None: as few as the game can have.
-        **options: Options of the game.
+        name: Id of the game, such as "Wordle-v0".
+        players: Number of players (default: the smallest number that the game supports).
+        **options: Options for the game.
 
     Raises:
-        GameError: There is no such game, or it needs a network, or it cannot start with these
+        GameError: There is no such game, it needs network access, or it does not start with these
             arguments.
     """
     _refuse_network(name, _module(name))
@@ -81,16 +81,16 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
 
 @dataclass(frozen=True)
 class TextArena:
-    """An agent that plays a TextArena game; the task is the game's seed.
+    """An agent that plays a TextArena game. The task is the game's seed.
 
-    Each player has one conversation and gets only the new part of each observation. If an
-    observation does not begin with the previous one, a new conversation starts. The game sets the
-    reward.
+    Each player has one conversation, to which only the new part of each observation is added. If an
+    observation does not start with the previous one, a new conversation is started. The reward
+    comes from the game.
 
     Args:
         name: Id of the game.
-        players: Number of players. If there are several, each has a seat: "player_0" and so on.
-        options: Options of the game.
+        players: Number of players. With more than one, each has a seat ("player_0" and so on).
+        options: Options for the game.
     """
 
     name: str
@@ -103,7 +103,7 @@ class TextArena:
 
     @property
     def seats(self) -> tuple[str, ...]:
-        """The seats of a game with several players."""
+        """The seat names ("player_0" and so on), one per player."""
         return tuple(f"player_{number}" for number in range(self.players))
 
     async def __call__(self, client: "AgentClient", task: int) -> float | dict[str, float]:
@@ -135,7 +135,7 @@ class TextArena:
 
 
 class _RunningGame:
-    """A running game with its own random state, since games use the global state of ``random``."""
+    """A running game with a private random state, because games use the global ``random``."""
 
     def __init__(self, agent: TextArena, seed: int) -> None:
         import textarena
@@ -146,11 +146,11 @@ class _RunningGame:
         self._as_itself(lambda: self.env.reset(num_players=agent.players, seed=seed))
 
     def observation(self) -> Any:
-        """Return the player to move, and that player's observation."""
+        """Return the player whose turn it is, and that player's observation."""
         return self._as_itself(self.env.get_observation)
 
     def step(self, reply: str) -> bool:
-        """Play a reply. Return whether the game is over."""
+        """Play a reply and return whether the game is over."""
         return bool(self._as_itself(lambda: self.env.step(reply))[0])
 
     def _as_itself(self, work: Callable[[], T]) -> T:
@@ -186,7 +186,7 @@ def _module(name: str) -> str:
 
 @cache
 def _silence(module: str) -> None:
-    """Replace ``print`` in a game's modules: some games print, and all threads share stdout."""
+    """Disable ``print`` in a game's modules, as some games print and threads share stdout."""
     importlib.import_module(module)
     for name, game_module in [*sys.modules.items()]:
         if name.startswith(module.rpartition(".")[0]):
@@ -194,22 +194,23 @@ def _silence(module: str) -> None:
 
 
 def _refuse_network(name: str, module: str) -> None:
-    """Refuse a game before its import, since the import alone may download data."""
+    """Reject a game that uses the network. Doesn't import it, since that may download data."""
     try:
         spec = find_spec(module)
     except ModuleNotFoundError:
-        return  # textarena.make raises for this
+        return  # textarena.make will raise
     source = Path(spec.origin).read_text() if spec and spec.origin else ""
     for word, why in NETWORK.items():
         if word in source:
             raise GameError(
-                f"tasks=textarena:{name} is not offered: the game {why}. Choose another, like "
-                "GuessTheNumber-v0; docs/tasksets.md lists those that are left out."
+                f"tasks=textarena:{name} is not supported because the game {why}. Choose a "
+                "different game, like GuessTheNumber-v0; see docs/tasksets.md for a list of "
+                "unsupported games."
             )
 
 
 def _checked_agent(name: str, players: int | None, options: Mapping[str, Any]) -> TextArena:
-    """Return an agent whose game starts; without ``players``, with as few players as possible."""
+    """Return an agent whose game starts. Without ``players``, uses as few players as possible."""
     import textarena
 
     failures = []
@@ -218,7 +219,7 @@ def _checked_agent(name: str, players: int | None, options: Mapping[str, Any]) -
         try:
             match = _RunningGame(agent, 0)
             is_alone = isinstance(match.env.state, textarena.SinglePlayerState)
-        except Exception as error:  # an assertion for a wrong number of players, or anything
+        except Exception as error:  # AssertionError for a wrong number of players, or anything else
             failures.append(error)
             continue
         if not (players or is_alone or count > 1):
@@ -226,12 +227,12 @@ def _checked_agent(name: str, players: int | None, options: Mapping[str, Any]) -
         observation = match.observation()[1]
         if not isinstance(observation, str):
             raise GameError(
-                f"tasks=textarena:{name} shows a {type(observation).__name__} instead of text. "
-                "Take the game's id without '-raw'."
+                f"The observations of tasks=textarena:{name} are of type "
+                f"{type(observation).__name__}, not text. Use the game's id without '-raw'."
             )
         return agent
     raise GameError(
-        f"tasks=textarena:{name} cannot start with players={players} and {dict(options)}: "
-        f"{type(failures[0]).__name__}: {failures[0]}. Check tasks.players= and the game's "
-        "arguments, or take another game: some of this version do not run."
+        f"tasks=textarena:{name} does not start with players={players} and {dict(options)}: "
+        f"{type(failures[0]).__name__}: {failures[0]}. Check tasks.players and the game's "
+        "arguments, or choose a different game, since some are broken in this version."
     ) from failures[0]

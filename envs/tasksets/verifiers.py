@@ -1,10 +1,10 @@
-"""verifiers' environments: its rollouts, rubrics and metrics, with the policy as the model.
+"""verifiers environments, with their own rollouts, rubrics and metrics, played by the policy.
 
     evert train tasks=verifiers:marble-v1 tasks.pieces=2 model_name=Qwen/Qwen3-8B
 
-verifiers 0.4 has tasksets and harnesses ("v1", ``verifiers_v1.py``); earlier versions have
-environments, which a function ``load_environment`` returns ("v0", ``verifiers_v0.py``). Each needs
-its own virtual environment. Packages from the Environments Hub must be installed first.
+In verifiers 0.4, an environment consists of a taskset and harnesses ("v1", ``verifiers_v1.py``). In
+earlier versions, it is returned by a ``load_environment`` function ("v0", ``verifiers_v0.py``). The
+two need separate virtual environments. Install packages from the Environments Hub first.
 """
 
 import importlib
@@ -29,39 +29,39 @@ if TYPE_CHECKING:
     from evert.envs.tasksets.verifiers_v1 import V1Environment
 
 BUILTIN = "verifiers.v1.tasksets"
-"""The package with verifiers' own tasksets."""
+"""The package that contains verifiers' built-in tasksets."""
 
 INSTALL = "pip install verifiers==0.4.0 evert, in a separate virtual environment"
 
 
 def verifiers(name: str, **options: Any) -> Game:
-    """Make a ``Game`` from one of verifiers' environments.
+    """Create a ``Game`` from a verifiers environment.
 
     Args:
-        name: The environment's name, as verifiers itself takes it: "marble-v1".
-        **options: v0: the arguments of ``load_environment``. v1: settings of the taskset, or of the
-            environment if it has a setting of that name: ``agent.harness.id``. ``eval.KEY`` is a
-            setting for only the held-out tasks.
+        name: The environment's name as used with verifiers, such as "marble-v1".
+        **options: For v0, the arguments of ``load_environment``. For v1, settings for the
+            environment, such as ``agent.harness.id``; settings that the environment does not have
+            are passed to the taskset. ``eval.KEY`` applies only to the held-out tasks.
 
     Raises:
-        GameError: verifiers is not installed or has no such environment, or the environment needs a
+        GameError: verifiers is not installed, the environment does not exist, or it requires a
             sandbox.
     """
     needed("verifiers", "verifiers", INSTALL)
     agent = Verifiers(name, options)
-    _ = agent.environment  # raises errors before the first step
+    _ = agent.environment  # raise errors early
     return game_of_agent(f"verifiers/{_module_name(name)}", agent, TOOLS)
 
 
 @dataclass(frozen=True)
 class Verifiers:
-    """An agent that plays an environment of verifiers; a task is 'train/3' or 'eval/3'.
+    """An agent that plays a verifiers environment. A task is 'train/3' or 'eval/3'.
 
     Attributes:
         name: As in ``verifiers``.
         options: As in ``verifiers``.
-        train_tasks: Tasks to train on, from the train split.
-        test_tasks: The eval split; without one, a fifth of the train split.
+        train_tasks: Tasks from the train split.
+        test_tasks: The eval split, or 20% of the train split if there is no eval split.
     """
 
     from_path: ClassVar[bool] = True
@@ -79,7 +79,7 @@ class Verifiers:
 
     @property
     def environment(self) -> "V0Environment | V1Environment":
-        """The environment, which each process loads once."""
+        """The environment, loaded once per process."""
         return _loaded(self.name, repr(self.options))
 
     def _tasks(self) -> tuple[list[str], list[str]]:
@@ -91,7 +91,7 @@ class Verifiers:
         """Play an episode.
 
         Raises:
-            RuntimeError: verifiers reports an error, which the message quotes.
+            RuntimeError: verifiers reported an error, which is quoted in the message.
         """
         part, _, number = task.partition("/")
         return await self.environment.play(client, part, int(number))
@@ -99,7 +99,7 @@ class Verifiers:
 
 @lru_cache
 def _loaded(name: str, options: str) -> "V0Environment | V1Environment":
-    """Load an environment; ``options`` is the repr of the options, since a dict is not hashable."""
+    """Load an environment. ``options`` is a repr because dicts are not hashable."""
     arguments: dict[str, Any] = literal_eval(options)
     has_v0, is_v0 = find_spec("verifiers.envs") is not None, False
     try:
@@ -115,8 +115,9 @@ def _loaded(name: str, options: str) -> "V0Environment | V1Environment":
         if has_v0 or not (is_v0 or re.search(r"'verifiers(?!\.v1)", str(error))):
             raise
         raise GameError(
-            f"tasks=verifiers:{name} was written for verifiers before 0.4 ({type(error).__name__}: "
-            f"{error}). Install verifiers 0.3.1 and evert in a separate virtual environment."
+            f"tasks=verifiers:{name} requires a version of verifiers older than 0.4 "
+            f"({type(error).__name__}: {error}). Install verifiers 0.3.1 and evert in a separate "
+            "virtual environment."
         ) from error
 
 
@@ -125,22 +126,22 @@ def _module_name(name: str) -> str:
 
 
 def _module_of(name: str) -> str:
-    """Return the module that verifiers imports for a name in its own form: 'owner/my-env@0.1'."""
+    """Return the module that verifiers imports for a name like 'owner/my-env@0.1'."""
     module = _module_name(name)
     candidates = [f"{BUILTIN}.{module.lower()}", module, module.lower()]
     for candidate in candidates:
         try:
             if find_spec(candidate):
                 return candidate
-        except (ImportError, ValueError):  # a parent package is missing or broken
+        except (ImportError, ValueError):  # the parent package is missing or broken
             continue
     installed = _installed()
     local = [path.stem for path in Path().glob("*.py")]
-    raise no_such("This Python", "environment of verifiers", name, [*installed, *local], installed)
+    raise no_such("This Python", "verifiers environment", name, [*installed, *local], installed)
 
 
 def _installed() -> list[str]:
-    """Names of verifiers' own tasksets, and modules of packages that require verifiers."""
+    """Return verifiers' built-in tasksets and the modules of packages that require verifiers."""
     names = {
         module
         for module, packages in packages_distributions().items()

@@ -1,4 +1,4 @@
-"""Environments of verifiers before 0.4 ("v0"): what a package's ``load_environment`` returns."""
+"""Environments for verifiers before 0.4 ("v0"), returned by a package's ``load_environment``."""
 
 # pyright: reportMissingImports=false
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 REPLIES = {"EmptyModelResponseError", "InvalidModelResponseError"}
-"""verifiers' errors about the policy's reply; such a reply ends the episode with its reward."""
+"""verifiers errors caused by the policy's reply, which end the episode but keep its reward."""
 
 
 class V0Environment:
     """An environment with datasets and a rubric.
 
     Args:
-        name: Name of its package.
-        options: Arguments of its ``load_environment``.
+        name: Name of the environment's package.
+        options: Arguments for ``load_environment``.
 
     Raises:
-        GameError: The environment needs a sandbox, or scores whole groups.
+        GameError: The environment requires a sandbox, or scores whole groups.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
@@ -41,10 +41,10 @@ class V0Environment:
         }
 
     async def play(self, client: "AgentClient", split: str, number: int) -> Outcome:
-        """Play a row of a dataset.
+        """Play one row of a dataset.
 
         Raises:
-            RuntimeError: verifiers reports an error that is not about the policy's reply.
+            RuntimeError: verifiers reported an error that the policy's reply did not cause.
         """
         model = vf.OpenAIChatCompletionsClient(client.openai)
         options = self.env.sampling_args
@@ -52,7 +52,7 @@ class V0Environment:
         output = await self.env.run_rollout(row, model, client.model, options)
         error = output["error"]
         if error and error["error"] not in REPLIES:
-            raise RuntimeError(f"verifiers' rollout failed: {error['error_chain_repr']}")
+            raise RuntimeError(f"The verifiers rollout failed: {error['error_chain_repr']}")
         metrics = {key: float(value) for key, value in output["metrics"].items()}
         if condition := output["stop_condition"]:
             metrics[f"{ENV_STOP}{condition}"] = 1.0
@@ -61,7 +61,7 @@ class V0Environment:
 
 @contextmanager
 def _signal_handlers_restored() -> Iterator[None]:
-    """Restore the process's handlers, which every verifiers environment replaces."""
+    """Restore the signal handlers, which every verifiers environment replaces."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -76,11 +76,11 @@ def _check(name: str, env: Any) -> None:
     kinds = {kind.__name__ for part in parts for kind in type(part).__mro__}
     if boxes := sorted(kind for kind in kinds if "Sandbox" in kind or kind == "BrowserEnv"):
         raise GameError(
-            f"tasks=verifiers:{name} is a {type(env).__name__}, which needs a Prime "
-            f"Intellect sandbox ({boxes[0]}); evert starts none. Choose an environment without one."
+            f"tasks=verifiers:{name} is a {type(env).__name__}, which requires a Prime Intellect "
+            f"sandbox ({boxes[0]}); evert does not support these. Choose a different environment."
         )
     if any(part.requires_group_rollouts for part in parts):
         raise GameError(
-            f"tasks=verifiers:{name} scores whole groups of rollouts, but evert plays them one by "
-            "one. Give it a rubric whose functions score one rollout each."
+            f"tasks=verifiers:{name} scores whole groups of rollouts, but evert plays rollouts "
+            "individually. Use a rubric whose functions score a single rollout."
         )

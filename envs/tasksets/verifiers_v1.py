@@ -1,9 +1,9 @@
-"""Environments of verifiers 0.4 ("v1"): a taskset, and harnesses that play it.
+"""Environments for verifiers 0.4 ("v1"): a taskset and the harnesses that play it.
 
     agent = VerifiersAgent({"taskset": {"id": "gsm8k"}, "agent": {"harness": {"id": "null"}}})
 
-verifiers plays the episode with its own harness, tools and judges. It calls its model at an
-endpoint, which is the URL of the agent's client, so the trainer samples the replies.
+verifiers plays the episode with its own harness, tools and judges. The model endpoint that it calls
+is the base URL of the agent's client, so that replies are sampled by the trainer.
 """
 
 # pyright: reportMissingImports=false
@@ -29,24 +29,25 @@ from evert.bridge.ownership import left_alone
 from evert.envs.games import GameError
 
 EVAL = "eval."
-"""Prefix of options for the held-out tasks."""
+"""Prefix of options that apply to held-out tasks only."""
 
 ENDLESS = 1_000
-"""Number of tasks to use from an endless taskset."""
+"""Number of tasks to use from an infinite taskset."""
 
 
 class V1Environment:
-    """A taskset of verifiers, with the agents that play it.
+    """A verifiers taskset with the agents that play it.
 
-    The harness is the taskset's or the environment's own, otherwise verifiers' chat loop without a
-    shell ("null"). Programs run on this machine; those that run the policy's code are refused.
+    The harness is the one declared by the taskset or the environment, or else verifiers' chat loop
+    without a shell ("null"). Programs run on this machine, so harnesses that execute the policy's
+    code are rejected.
 
     Args:
         name: Name of the taskset.
         options: As in ``evert.envs.tasksets.verifiers.verifiers``.
 
     Raises:
-        GameError: The environment needs a container.
+        GameError: The environment requires a container.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
@@ -64,7 +65,7 @@ class V1Environment:
         _check(name, configs["train"], options, self.splits["train"][0])
 
     async def play(self, client: AgentClient, split: str, number: int) -> Outcome:
-        """Play a task as ``VerifiersAgent`` does."""
+        """Play a task in the same way as ``VerifiersAgent``."""
         task = await asyncio.to_thread(self.splits[split].__getitem__, number)
         served = self._served.setdefault(asyncio.get_running_loop(), {})
         with left_alone():
@@ -73,20 +74,21 @@ class V1Environment:
 
 
 class VerifiersAgent:
-    """An environment of verifiers, played as an agent.
+    """A verifiers environment as an agent.
 
     Args:
-        env: Its configuration, like the ``env`` block in verifiers' configuration: a dict or a
-            ``vf.EnvConfig``.
+        env: The environment's configuration, as in the ``env`` block of a verifiers config: a dict
+            or a ``vf.EnvConfig``.
 
-    A task is its number in the taskset, or a ``vf.Task``. The reward is the trace's, and its parts
-    are the metrics ``reward/NAME``, alongside verifiers' own metrics. If one of verifiers' limits
-    ended the episode, ``stop/truncated`` is set. In a multi-agent environment the policy plays all
-    agents that do not name their own model; exactly one of them must have a trainable trace.
+    A task is an index into the taskset or a ``vf.Task``. The reward is the reward of the trace, and
+    its components are logged as ``reward/NAME`` next to verifiers' own metrics. If one of
+    verifiers' limits ended the episode, ``stop/truncated`` is set. In a multi-agent environment,
+    the policy plays all agents that do not specify a model, and exactly one of them must have a
+    trainable trace.
 
-    Raises (when it plays):
+    Raises (while playing):
         InvalidDatasetError: There is no such task.
-        RewardError: No trace is trainable, or several are.
+        RewardError: There is not exactly one trainable trace.
         RuntimeError: The episode failed; the message quotes verifiers' error.
     """
 
@@ -98,15 +100,15 @@ class VerifiersAgent:
         return vf.resolve_env_config(dict(self.env) if isinstance(self.env, Mapping) else self.env)
 
     def tasks(self, limit: int | None = None) -> list[int]:
-        """Return the numbers of the first ``limit`` tasks (None: of all tasks), for a dataset.
+        """Return the indices of the first ``limit`` tasks (default: all tasks), for a dataset.
 
         Raises:
-            InvalidDatasetError: The taskset is endless, and ``limit`` is None.
+            InvalidDatasetError: The taskset is infinite, and ``limit`` is None.
         """
         taskset = vf.load_environment(self.config()).taskset
         if limit is None and not taskset.bounded:
             raise InvalidDatasetError(
-                f"{type(taskset).__name__} has endless tasks; say how many: tasks(limit=1000)."
+                f"{type(taskset).__name__} is infinite; set a limit, such as tasks(limit=1000)."
             )
         return [number for number, _ in enumerate(itertools.islice(iter(taskset), limit))]
 
@@ -128,7 +130,7 @@ async def _played(env: Any, client: AgentClient, task: Any) -> Outcome:
 
 
 class _Served:
-    """An agent's environment, whose servers run while any episode of an event loop needs them."""
+    """An agent's environment, whose servers run while any episode on the event loop needs them."""
 
     def __init__(self, agent: VerifiersAgent) -> None:
         self._agent, self._lock, self._users = agent, asyncio.Lock(), 0
@@ -151,7 +153,7 @@ class _Served:
 
 
 class _Tasks(Sequence[Any]):
-    """The tasks of a taskset, read in order; an endless taskset is read only as far as needed."""
+    """The tasks in a taskset. An infinite taskset is only read as far as needed."""
 
     def __init__(self, taskset: Any) -> None:
         self._iterator = iter(taskset)
@@ -169,9 +171,9 @@ class _Tasks(Sequence[Any]):
 
 
 def _block(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``env`` block of verifiers' configuration, as a dict."""
+    """Return the ``env`` block of a verifiers config as a dict."""
     block: dict[str, Any] = {"taskset": {"id": name}}
-    taskset_class(name)  # raises if there is none, unlike the next line
+    taskset_class(name)  # raises if it does not exist, unlike the next line
     kind = vf.env_config_type(name)
     for key, value in options.items():
         *parents, last = key.split(".")
@@ -190,22 +192,22 @@ def _block(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(name: str, config: Any, options: Mapping[str, Any], task: Any) -> None:
-    """Refuse an environment that needs a container, unless the options name its runtime."""
+    """Reject environments that require a container, unless the options set the runtime."""
     for role, harness in config.agent_harnesses().items():
         kind, runtime = harness_class(harness.id), getattr(config, role).runtime.type
         if runtime != "subprocess":
             why = "" if f"{role}.runtime.type" in options else f"its {role} runs in {runtime}"
         elif kind.EXECUTES_CODE:
-            why = f"its harness {harness.id} runs commands that the policy writes"
+            why = f"its harness {harness.id} runs commands written by the policy"
         elif kind.NEEDS_CONTAINER or task.NEEDS_CONTAINER:
-            why = "it needs a container"
+            why = "it requires a container"
         else:
             why = task.data.image and f"its tasks run in the image {task.data.image}"
         if why:
             raise GameError(
-                f"tasks=verifiers:{name}: {why}, but evert does not start containers. If this "
-                f"machine has Docker, set tasks.{role}.runtime.type=docker (verifiers has more "
-                "runtimes), or choose an environment that needs none."
+                f"tasks=verifiers:{name}: {why}, but evert does not start containers. If Docker is "
+                f"available, set tasks.{role}.runtime.type=docker (or another verifiers runtime). "
+                "Otherwise, choose an environment that doesn't require a container."
             )
 
 
@@ -214,14 +216,14 @@ def _task_of(taskset: Any, number: object) -> Any:
         for task in itertools.islice(iter(taskset), number, number + 1):
             return task
     raise InvalidDatasetError(
-        f"{type(taskset).__name__} has no task {number!r}; expected a vf.Task or the number of one "
-        "in the taskset: VerifiersAgent(...).tasks()."
+        f"{type(taskset).__name__} has no task {number!r}; expected a vf.Task or an index from "
+        "VerifiersAgent(...).tasks()."
     )
 
 
 @contextmanager
 def _key_in_environment(key: str) -> Iterator[str]:
-    """Set an environment variable to the key: verifiers reads a key only from there."""
+    """Put the key in an environment variable, the only place that verifiers reads keys from."""
     name = f"EVERT_KEY_{secrets.token_hex(8)}"
     os.environ[name] = key
     try:
@@ -235,11 +237,12 @@ def _outcome(episode: Any) -> Outcome:
     error = episode.last_error or next((t.last_error for t in episode.traces if not t.ok), None)
     if not episode.ok:
         reason = "no error" if error is None else f"{error.type}: {error.message}"
-        raise RuntimeError(f"The episode of verifiers' {episode.env.id!r} failed: {reason}")
+        raise RuntimeError(f"The verifiers episode of {episode.env.id!r} failed: {reason}")
     if len(trained) != 1:
         raise RewardError(
-            f"The episode of verifiers' {episode.env.id!r} has {len(trained)} trainable traces; "
-            "expected one, which has the reward. Make the others untrainable in its setup()."
+            f"The verifiers episode of {episode.env.id!r} has {len(trained)} trainable traces; "
+            "expected exactly one, which provides the reward. Make the others untrainable in the "
+            "environment's setup()."
         )
     [trace] = trained
     metrics = {f"reward/{name}": reward.score for name, reward in trace.rewards.items()}

@@ -1,24 +1,25 @@
 """Twenty Questions: the data, the answerers, the game and its players.
 
-Read in this order:
+Suggested reading order:
 
-    nouns.py           the 200 nouns to find
+    nouns.py           the 200 nouns to guess
     facts.py           facts about the nouns: yes, no, n/a
     understanding/     parses questions in plain English
-    particulars.py     more facts, for the answerer: trunks and tusks, lengths and weights
-    game.py            state, rules, scoring, transcript; shared by all players
-    answerers.py       answers from the facts, or from a model
-    search.py          search tools: the facts, a model, a URL
-    information.py     which nouns fit the answers so far, and how many bits a question gives
+    particulars.py     additional facts for the answerer: trunks and tusks, lengths and weights
+    game.py            state, rules, scoring and transcript, shared by all players
+    answerers.py       answers based on the facts, or from a model
+    search.py          search tools: the facts, a model, or a URL
+    information.py     which nouns match the answers so far, and how many bits a question gives
     measures.py        metrics of a game: first question, repeats, bits
-    player.py          the player as an agent function; the tasks
-    baselines.py       players without a model: random, and the most informative question
-    habits.py          players with fixed habits, most of them poor
-    demonstrations.py  games that show the format of the game
-    errors.py          classes of errors
+    player.py          the player as an agent function, and the tasks
+    baselines.py       scripted players: random, and the most informative question
+    habits.py          scripted players with fixed habits, most of them weak
+    demonstrations.py  games that demonstrate the format
+    errors.py          exception classes
 
-The data are ``nouns.csv``, ``facts.csv``, ``particulars.toml``, ``measures.csv`` and
-``understanding/lexicon.toml``; ``PROVENANCE.md`` has their sources. This file loads none of them.
+The data is in ``nouns.csv``, ``facts.csv``, ``particulars.toml``, ``measures.csv`` and
+``understanding/lexicon.toml``; see ``PROVENANCE.md`` for its origin. Importing this package doesn't
+load it.
 """
 
 from dataclasses import replace
@@ -37,7 +38,7 @@ GAME = Game(
         "agent": f"{_PLAYER}:short_twenty_questions_agent",
         "model_name": "evert-tiny-20q",
         "demonstrations": "evert.envs.twenty_questions.demonstrations:demonstrations",
-        # A low-rank adapter cannot unlearn the nouns that are not in training.
+        # A low-rank adapter cannot unlearn the held-out nouns.
         "full_parameter": False,
         "lora_rank": 4,
         "steps": 60,
@@ -69,16 +70,16 @@ GAME = Game(
         for style in ("", "short_")
     },
     metrics={
-        "asks_first": Metric("First turns that ask", "share of episodes", ("train", "test")),
-        "repeats": Metric("Repeats", "questions an episode"),
+        "asks_first": Metric("First turn is a question", "share of episodes", ("train", "test")),
+        "repeats": Metric("Repeats", "questions per episode"),
         "bits": Metric(
-            "Bits a question",
+            "Bits per question",
             "bits",
-            about="Bits are the entropy of an answer over the nouns that fit so far: a "
-            "question whose answer is already known gives none.",
+            about="The bits of a question are the entropy of its answer over the nouns that are "
+            "still possible. If the answer is already known, they are 0.",
         ),
         "bits_of_best": Metric(
-            "Bits, of the best question's", "share of the bits", ("train", "test")
+            "Bits, relative to the best question", "share of the bits", ("train", "test")
         ),
         "questions_when_won": Metric("Questions when won", "questions", ("test",), tabled=False),
     },
@@ -95,7 +96,7 @@ VARIANTS = {
             "demonstrations": "evert.envs.twenty_questions.demonstrations:shown_demonstrations",
             "train_tasks": f"{_PLAYER}:SHOWN_TRAIN_TASKS",
             "steps": 150,
-            "kl_penalty": 0.02,  # preserves the nouns that are not in training
+            "kl_penalty": 0.02,  # preserves the held-out nouns
             "eval_every": 50,
         },
         full_size={
@@ -117,8 +118,9 @@ VARIANTS = {
         },
     )
 }
-"""The game with the category shown: the second experiment.
+"""A variant of the game in which the category is shown.
 
-A player that knows the category can guess its ten nouns one by one: the random player wins four
-games in five. So training games have six questions, and a wrong guess costs reward.
+A player that knows the category can simply guess its ten nouns one by one, so that even the random
+player wins 80% of the games. Training games therefore have only six questions, and wrong guesses
+cost reward.
 """

@@ -1,14 +1,14 @@
-"""Answerers: the knowledge base, or any chat model.
+"""Answerers, based on the knowledge base or on any chat model.
 
     KnowledgeAnswerer()                                     the facts that ship with evert
     ModelAnswerer(RemoteModel("gpt-5-mini"))                an OpenAI-compatible endpoint
     ModelAnswerer(completer)                                a Cookbook MessageCompleter
     ModelAnswerer(sampling_client, renderer=renderer)       a frozen sampling client
 
-An ``Answerer`` gets a noun and a question, and returns an ``Answer``. A model is asked for JSON
-with ``brief_reason``, ``yes_or_no`` and ``correct``, in this order so that it reasons first. If a
-reply does not fit, the model is asked again. A model's ``correct`` counts only if the question
-names the noun; otherwise a player could talk the model into it.
+An ``Answerer`` takes a noun and a question and returns an ``Answer``. We ask models for JSON with
+``brief_reason``, ``yes_or_no`` and ``correct``, in this order so that they reason first, and retry
+if a reply is invalid. A model's ``correct`` only counts if the question contains the noun, because
+otherwise a player could talk the model into it.
 """
 
 import json
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 class Answerer(Protocol):
-    """Answers yes/no questions about a noun."""
+    """An object that answers yes/no questions about a noun."""
 
     async def answer(self, noun: Noun, question: str) -> Answer:
-        """Answer one question, independently of earlier ones."""
+        """Answer a question, independently of earlier ones."""
         ...
 
 
@@ -47,10 +47,11 @@ NOT_UNDERSTOOD = Answer("n/a", brief_reason="The question could not be understoo
 
 
 class KnowledgeAnswerer:
-    """Answers from facts by parsing the question, deterministically and without a model.
+    """Answers questions by parsing them and looking up facts, without a model. Deterministic.
 
     Args:
-        facts: The facts; None: the shipped ones, with particulars. Other attributes give "n/a".
+        facts: The facts (default: the shipped facts with particulars). Questions about attributes
+            that they don't include are answered with "n/a".
     """
 
     def __init__(self, facts: Facts | None = None) -> None:
@@ -59,14 +60,14 @@ class KnowledgeAnswerer:
         self.parser = QuestionParser(lexicon, self.facts.answers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KnowledgeAnswerer, self._arguments  # a copy loads the facts itself
+        return KnowledgeAnswerer, self._arguments  # copies reload the facts
 
     async def answer(self, noun: Noun, question: str) -> Answer:
         """Answer one question."""
         return self.answer_now(noun, question)
 
     def answer_now(self, noun: Noun, question: str) -> Answer:
-        """Answer one question, without an event loop."""
+        """Answer a question synchronously."""
         parsed = self.parser.parse(question)
         if isinstance(parsed, Guess):
             correct = parsed.answer.casefold() == noun.answer.casefold()
@@ -82,7 +83,7 @@ class KnowledgeAnswerer:
         return Answer(answer, brief_reason=", ".join(reasons))
 
     def _answer_part(self, noun: Noun, part: Attribute | Comparison | None) -> YesNo | None:
-        """Return the answer to one part of a question; None if the facts do not say."""
+        """Return the answer to one part of a question, or None if the facts don't cover it."""
         if isinstance(part, Comparison):
             measures = shipped_measures().get(noun.answer, {})
             if part.quantity not in measures:
@@ -100,7 +101,7 @@ _OPPOSITE: dict[YesNo, YesNo] = {"yes": "no", "no": "yes", "n/a": "n/a"}
 
 @cache
 def shipped_answerer() -> KnowledgeAnswerer:
-    """Return the default answerer, shared by all games."""
+    """Return the default answerer, which all games share."""
     return KnowledgeAnswerer()
 
 
@@ -129,11 +130,12 @@ MAX_TOKENS = 200
 
 
 class ModelAnswerer:
-    """Answers by asking a chat model.
+    """Answers questions with a chat model.
 
     Args:
         model: A ``RemoteModel``, a Cookbook completer, or a sampling client.
-        renderer: Renderer for a token completer or sampling client; None: the shipped base's.
+        renderer: Renderer for token completers and sampling clients (default: the renderer of the
+            shipped base).
         attempts: Maximum number of attempts to get a valid reply.
     """
 
@@ -172,6 +174,6 @@ class ModelAnswerer:
             messages = [*messages[:2], {"role": "assistant", "content": reply.text}]
             messages.append({"role": "user", "content": problem})
         raise AnswererError(
-            f"None of {self._attempts} replies from the answering model has the required form. The "
-            f"last problem: {problem} Use a larger model, or raise attempts."
+            f"The answering model gave no valid reply in {self._attempts} attempts. The last "
+            f"problem: {problem} Use a larger model, or increase attempts."
         )

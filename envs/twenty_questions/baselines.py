@@ -1,14 +1,14 @@
-"""Players without a model: ``RandomPlayer`` and ``OraclePlayer``; ``habits.py`` has weaker ones.
+"""Scripted players: ``RandomPlayer`` and ``OraclePlayer``. See ``habits.py`` for weaker ones.
 
     game = play(OraclePlayer(), noun)
 
-Both know all nouns and all attributes, and are told the category if the rules show it.
+Both know all nouns and all attributes, and they see the category if the rules show it.
 
-    random    asks and guesses at random: a lower bound for success
-    oracle    knows every fact, and asks the question whose answer has the highest entropy over the
-              nouns still possible: close to the minimum number of questions
+    random    asks and guesses at random, as a lower bound for the success rate
+    oracle    knows every fact and asks the question whose answer has the highest entropy over the
+              nouns that are still possible, so it needs close to the minimum number of questions
 
-Both are agents too, for evaluations alongside models: ``random_agent``, ``oracle_agent``.
+To evaluate them alongside models, use the agents ``random_agent`` and ``oracle_agent``.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ from evert.envs.twenty_questions.understanding.lexicon import load_lexicon
 
 
 class QuestionPlayer(Protocol):
-    """Asks questions without a model."""
+    """A scripted player."""
 
     def question(self, game: QuestionGame) -> str:
-        """Return the next question, based on what a player may know about the game."""
+        """Return the next question, using only what a player may know about the game."""
         ...
 
 
 def play(player: QuestionPlayer, noun: Noun, rules: Rules = SHOWN) -> QuestionGame:
-    """Play a game to its end; the answers come from the shipped facts."""
+    """Play a game to the end, with answers from the shipped facts."""
     game, answerer = QuestionGame(noun, rules), shipped_answerer()
     while not game.over:
         question = player.question(game)
@@ -43,19 +43,22 @@ def play(player: QuestionPlayer, noun: Noun, rules: Rules = SHOWN) -> QuestionGa
 
 
 class RandomPlayer:
-    """Asks about random attributes and guesses random nouns, never repeating one in a game.
+    """Asks about random attributes and guesses random nouns, without repeating any in a game.
 
-    If the category is shown, it guesses only nouns of the category.
+    If the category is shown, it only guesses nouns from that category.
 
     Args:
-        seed: The same seed gives the same questions for the same games in the same order.
+        seed: Random seed. The questions are reproducible if the games are played in the same order.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
         self._random = random.Random(seed)
 
     def question(self, game: QuestionGame) -> str:
-        """Return a new question: a guess half of the time, as long as both kinds are left."""
+        """Return a question that has not been asked yet.
+
+        Half of the time it guesses a noun, unless it has run out of guesses or of questions.
+        """
         previous = {turn.question for turn in game.turns}
         guesses = [guess(noun.answer) for noun in shipped_nouns() if _is_possible(noun, game)]
         attributes = [*load_lexicon().questions.values()]
@@ -75,7 +78,7 @@ class OraclePlayer:
         self._knowledge = Knowledge()
 
     def question(self, game: QuestionGame) -> str:
-        """Return the question whose answer has the highest entropy; among equals, a guess."""
+        """Return the question whose answer has the highest entropy, preferring a guess on ties."""
         candidates = self._knowledge.candidates(game)
         bits, attribute = self._knowledge.best(candidates)[0]
         if candidates and entropy((1, candidates.bit_count() - 1)) >= bits:
@@ -89,23 +92,23 @@ AgentOf: TypeAlias = Callable[[Task], Awaitable[Outcome]]
 
 
 def random_agent(seed: int) -> AgentOf:
-    """Return the random player as an agent that calls no model; the category is hidden."""
+    """Return the random player as an agent (without a model), with the category hidden."""
     return _random(seed, HIDDEN)
 
 
 def shown_random_agent(seed: int) -> AgentOf:
-    """Return the random player as an agent; the category is shown."""
+    """Return the random player as an agent, with the category shown."""
     return _random(seed, SHOWN)
 
 
 def oracle_agent(seed: int = 0) -> AgentOf:
-    """Return the oracle as an agent without a model; the category is hidden, the seed unused."""
+    """Return the oracle as an agent without a model, with the category hidden. Ignores the seed."""
     oracle = OraclePlayer()
     return _as_agent(lambda _: oracle, HIDDEN)
 
 
 def shown_oracle_agent(seed: int = 0) -> AgentOf:
-    """Return the oracle as an agent; the category is shown."""
+    """Return the oracle as an agent, with the category shown."""
     oracle = OraclePlayer()
     return _as_agent(lambda _: oracle, SHOWN)
 

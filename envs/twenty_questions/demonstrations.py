@@ -1,10 +1,10 @@
-"""Games that show the format of the game, as conversations for a supervised warm-up.
+"""Conversations for a supervised warm-up, which demonstrate the format of the game.
 
-They are played by the players in ``habits.py`` on training nouns; no held-out noun is named. The
-conversations have the short prompts, with the category hidden or shown. Most players are weak: they
-win one game in twenty, or one in two if the category is shown. That is enough to learn what a
-question and a guess look like, and when the game is over; RL teaches good play. The shipped base
-was trained on such games, so its recipe has no warm-up.
+The games are played on training nouns by the players in ``habits.py`` and never mention a held-out
+noun. They use the short prompts, with the category hidden or shown. Most players are weak: they win
+one game in twenty, or one in two if the category is shown. This is enough to learn what questions
+and guesses look like and when the game is over; playing well is left to RL. The shipped base was
+already trained on such games, so its recipe has no warm-up.
 """
 
 import random
@@ -20,12 +20,15 @@ from evert.envs.twenty_questions.player import HIDDEN, SHOWN, conversation
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield conversations forever, with the category hidden; equal seeds give the same."""
+    """Yield an endless stream of conversations, with the category hidden.
+
+    The same seed gives the same conversations.
+    """
     return _conversations(seed, HIDDEN)
 
 
 def shown_demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield conversations forever, with the category shown."""
+    """Yield an endless stream of conversations, with the category shown."""
     return _conversations(seed, SHOWN)
 
 

@@ -1,21 +1,21 @@
-"""The game's error classes; ``EvertError`` is in ``evert.bridge.errors``.
+"""The game's exceptions. ``EvertError`` is defined in ``evert.bridge.errors``.
 
 EvertError
-├── FactsError      (ValueError)    facts that do not fit the nouns
-├── GameStateError  (RuntimeError)  a turn was played in a game that is over
-└── AnswererError   (RuntimeError)  no reply from the answering model can be read
+├── FactsError      (ValueError)    the facts don't match the nouns
+├── GameStateError  (RuntimeError)  a turn was played after the game was over
+└── AnswererError   (RuntimeError)  the answering model gave no valid reply
 """
 
 from evert.bridge.errors import EvertError
 
 
 class FactsError(EvertError, ValueError):
-    """Facts are incomplete, or a noun or attribute is not among them."""
+    """The facts are incomplete, or don't include a noun or attribute."""
 
 
 class GameStateError(EvertError, RuntimeError):
-    """A turn was recorded in a game that is over, or with too many searches."""
+    """A turn was recorded after the game was over, or had too many searches."""
 
 
 class AnswererError(EvertError, RuntimeError):
-    """No reply from the answering model can be read as an answer."""
+    """The answering model gave no reply that could be parsed as an answer."""

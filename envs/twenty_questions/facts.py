@@ -1,8 +1,8 @@
 """Facts about the shipped nouns: a table of yes, no and n/a.
 
-``facts.csv`` has a row for each noun and a column for each attribute (``has_wings``). "n/a" means
-that the question makes no sense for this noun, or that the answer depends on which one is meant.
-How people ask about an attribute is in the lexicon (``understanding/``).
+``facts.csv`` has one row per noun and one column per attribute, such as ``has_wings``. "n/a" means
+that the question makes no sense for the noun, or that the answer differs between examples of the
+noun. For how people ask about an attribute, see the lexicon (``understanding/``).
 """
 
 from functools import cache
@@ -33,12 +33,12 @@ class Facts:
         """
         if answer not in self.table:
             raise FactsError(
-                f"There are no facts about {answer!r}; they cover {len(self.answers)} nouns "
-                f"({', '.join(self.answers[:3])}, ...). For other nouns, let a model answer: "
+                f"There are no facts about {answer!r}, only about {len(self.answers)} nouns "
+                f"({', '.join(self.answers[:3])}, ...). For other nouns, answer with a model: use "
                 "ModelAnswerer."
             )
         if attribute not in self.table[answer]:
-            raise FactsError(f"There is no attribute {attribute!r} among the facts.")
+            raise FactsError(f"The facts have no attribute {attribute!r}.")
         return self.table[answer][attribute]
 
 

@@ -1,14 +1,14 @@
-"""The game: state, rules, scoring and transcript, without a model and without I/O.
+"""The game's state, rules, scoring and transcript, independent of any model and free of I/O.
 
-All players use it. It says what the player may see, and records the turns:
+All players use this class. It returns what the player may see, and records the turns:
 
     game = QuestionGame(noun)
     while not game.over:
         question = ...                          from game.situation() and game.turns
-        game.record(question, answer)           the answerer's Answer
+        game.record(question, answer)           with the answerer's Answer
     game.score                                  1.0 if the noun was found, else 0.0
 
-A guess counts as a question. So does an empty question, which is answered "n/a".
+Guesses count as questions. So do empty questions, which are answered with "n/a".
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from evert.envs.twenty_questions.facts import YesNo
 from evert.envs.twenty_questions.nouns import Noun
 
 LONGEST_QUESTION = 300
-"""Maximum length of a question, in characters; the rest is cut."""
+"""Maximum length of a question in characters. Longer questions are cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Answer:
 
     Attributes:
         yes_or_no: "n/a" if the answerer cannot tell, or the question makes no sense for the noun.
-        correct: Whether the question named the noun, which wins the game.
-        brief_reason: A reason for human readers; the player never sees it.
+        correct: Whether the question guessed the noun, which wins the game.
+        brief_reason: The reason, for human readers. The player never sees it.
     """
 
     yes_or_no: YesNo
@@ -45,10 +45,10 @@ class Rules:
     """The rules of a game.
 
     Attributes:
-        max_questions: Number of questions, guesses included.
-        show_category: Whether the player is told the noun's category.
-        max_searches: Maximum number of searches before each question, if there is a search tool.
-        guess_cost: Cost of a wrong guess, subtracted from the reward but not from the score.
+        max_questions: Maximum number of questions, including guesses.
+        show_category: Whether the player sees the noun's category.
+        max_searches: Maximum number of searches per question, if there is a search tool.
+        guess_cost: Cost of a wrong guess, which reduces the reward but not the score.
     """
 
     max_questions: int = 20
@@ -59,7 +59,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A use of the search tool: the query and the result."""
+    """A search: the query and the result."""
 
     query: str
     result: str
@@ -67,7 +67,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class QuestionTurn:
-    """A question, its answer, and the searches before it."""
+    """A question with its answer and the searches that preceded it."""
 
     question: str
     answer: Answer
@@ -79,7 +79,7 @@ class QuestionGame:
     """One game.
 
     Attributes:
-        noun: The noun to find. Hide it from the player.
+        noun: The noun to guess. Hide it from the player.
         rules: The rules.
         turns: The turns so far.
     """
@@ -90,7 +90,7 @@ class QuestionGame:
 
     @property
     def number(self) -> int:
-        """Number of the question to ask now, from 1."""
+        """Number of the next question, starting with 1."""
         return len(self.turns) + 1
 
     @property
@@ -100,7 +100,7 @@ class QuestionGame:
 
     @property
     def over(self) -> bool:
-        """Whether the game is won, or no questions are left."""
+        """Whether the game is won or there are no more questions."""
         return self.won or len(self.turns) >= self.rules.max_questions
 
     @property
@@ -117,22 +117,22 @@ class QuestionGame:
         if self.over:
             raise GameStateError(
                 f"The game is over after {len(self.turns)} of {self.rules.max_questions} "
-                f"questions ({'won' if self.won else 'lost'}); begin another one."
+                f"questions ({'won' if self.won else 'lost'}); start a new one."
             )
         if len(searches) > self.rules.max_searches:
             raise GameStateError(
-                f"{len(searches)} searches before one question; the rules allow "
-                f"{self.rules.max_searches}. Refuse the others before they are made."
+                f"Got {len(searches)} searches for one question, but the rules allow only "
+                f"{self.rules.max_searches}. Reject additional searches before running them."
             )
         self.turns.append(QuestionTurn(question, answer, searches))
 
     def situation(self) -> str:
-        """Return text for the player: the category, if shown, and the question's number."""
+        """Return the text for the player: the category (if shown) and the question's number."""
         category = f"Category: {self.noun.category}. " if self.rules.show_category else ""
         return f"{category}Question {self.number} of {self.rules.max_questions}."
 
     def summary(self) -> dict[str, Any]:
-        """Return counts of the game so far: found, questions, n/a answers, searches."""
+        """Return statistics of the game so far: found, questions, n/a answers, searches."""
         return {
             "found": self.score,
             "questions": len(self.turns),
@@ -141,7 +141,7 @@ class QuestionGame:
         }
 
     def transcript(self) -> str:
-        """Return the whole game for human readers, with noun, reasons and searches."""
+        """Return the whole game for human readers, including the noun, reasons and searches."""
         lines = [f"{self.noun.answer} ({self.noun.category}, {self.noun.split})"]
         for index, turn in enumerate(self.turns, 1):
             lines += [f"    search: {s.query} -> {s.result}" for s in turn.searches]
@@ -152,10 +152,10 @@ class QuestionGame:
 
 
 def question_of(reply: str) -> str:
-    """Return the question in a player's reply, without a label; "" if the reply is empty.
+    """Extract the question from a player's reply, without any label. "" if the reply is empty.
 
-    Models tend to think aloud before they ask. So the question is the last line that ends with a
-    question mark, or else the last line, cut at ``LONGEST_QUESTION`` characters.
+    Models tend to think out loud before they ask, so we take the last line that ends with a
+    question mark, or else the last line. It is truncated to ``LONGEST_QUESTION`` characters.
     """
     lines = [line.strip().strip("*").strip() for line in reply.splitlines() if line.strip()]
     if not lines:

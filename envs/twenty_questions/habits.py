@@ -1,9 +1,10 @@
-"""Players with a fixed habit of asking and a fixed habit of guessing.
+"""Scripted players with fixed habits of asking and guessing.
 
     player = HabitPlayer("best", "few", knowledge, random.Random(0))
 
-There are 24 pairs of habits. Most of these players are weak, and those that guess well are rare:
-one game in twenty is won. A model that has seen them all knows how to play, but not how to win.
+There are 24 combinations of habits. Most of these players are weak, and players who guess well are
+rare, so only one game in twenty is won. A model trained on their games knows how to play, but not
+how to win.
 """
 
 import random
@@ -14,25 +15,27 @@ from evert.envs.twenty_questions.game import QuestionGame
 from evert.envs.twenty_questions.information import Knowledge, guess
 
 Asks: TypeAlias = Literal["any", "idle", "details", "best"]
-"""Any new question; one with a known answer; one that reveals little; the one that reveals most."""
+"""How to ask: any new question ("any"), one with a known answer ("idle"), one that reveals little
+("details"), or the most informative one ("best")."""
 
 Guesses: TypeAlias = Literal["never", "always", "early", "late", "blind", "few"]
-"""When to guess: never; always; in the first five turns; in the last five; in three of ten; once
-few nouns fit. "few" guesses a noun that fits, the others any noun; no noun is guessed twice."""
+"""When to guess: never, always, in the first five turns ("early"), in the last five ("late"), in
+30% of the turns ("blind"), or once few nouns match ("few"). "few" guesses a noun that matches, all
+other habits any noun. No noun is guessed twice."""
 
 EARLY = 5
-"""Number of early questions, and of late questions."""
+"""How many turns count as early, and how many as late."""
 BLIND_RATE = 0.3
 FEW = 2
-"""The habit "few" guesses once at most this many nouns fit."""
+"""With the habit "few", the player guesses once at most this many nouns match."""
 GOOD_RATE = 0.08
-"""Frequency of "few", relative to every other guessing habit."""
+"""Frequency of "few" relative to each of the other guessing habits."""
 DETAILS = 4
 """Maximum number of questions that "details" chooses from."""
 
 
 class HabitPlayer:
-    """Asks and guesses by habit; ``allowed`` has the nouns that it may name, None for all."""
+    """A player with fixed habits. It only guesses ``allowed`` nouns (default: all nouns)."""
 
     def __init__(
         self,
@@ -61,10 +64,10 @@ class HabitPlayer:
         return self._random.choice(pool)
 
     def lists(self, game: QuestionGame) -> list[tuple[float, list[str]]]:
-        """Return the lists from which the next question is chosen, each with its probability.
+        """Return the lists that the next question is drawn from, with their probabilities.
 
-        All questions in a list are equally probable. Guesses include nouns that the player may not
-        name.
+        All questions in a list are equally likely. The guesses still include nouns that are not
+        allowed; ``question`` removes them.
         """
         knowledge, candidates = self._knowledge, self._knowledge.candidates(game)
         chance = self._chance_of_a_guess(game, candidates)
@@ -105,7 +108,7 @@ class HabitPlayer:
 def players(
     knowledge: Knowledge, rng: random.Random, allowed: int | None = None
 ) -> Iterator[HabitPlayer]:
-    """Yield players forever; all pairs of habits are equally likely, but "few" is rarer."""
+    """Yield an endless stream of players. All habits except "few" are equally likely."""
     weights = [GOOD_RATE if guesses == "few" else 1.0 for guesses in get_args(Guesses)]
     while True:
         (guesses,) = rng.choices(get_args(Guesses), weights)

@@ -1,11 +1,12 @@
-"""Conclusions from the facts: the nouns that fit the answers so far, and the bits of a question.
+"""Inference from the facts: which nouns match the answers, and how many bits a question gives.
 
     knowledge = Knowledge()
-    nouns = knowledge.candidates(game)               the nouns that fit all answers so far
-    knowledge.answer_entropy(nouns, "Has it wings?")  the entropy of the answer over them, in bits
-    knowledge.best(nouns)                            attributes by their questions' bits, best first
+    nouns = knowledge.candidates(game)               the nouns that match all answers so far
+    knowledge.answer_entropy(nouns, "Has it wings?")  the answer's entropy over ``nouns``, in bits
+    knowledge.best(nouns)                            (bits, attribute), most informative first
 
-A set of nouns is an int with a bit per noun: ``&`` rules nouns out, ``bit_count`` counts them.
+A set of nouns is an int with one bit per noun, so ``&`` intersects sets and ``bit_count`` counts
+nouns.
 """
 
 import math
@@ -22,22 +23,22 @@ GUESS = "Is it {}?"
 
 
 def guess(answer: str) -> str:
-    """Return the question that names a noun."""
+    """Return the question that guesses a noun."""
     return GUESS.format(answer)
 
 
 class Knowledge:
-    """Draws conclusions from facts about some nouns.
+    """Draws conclusions from facts about nouns.
 
     Args:
-        nouns: The nouns; None: the shipped ones.
-        facts: Facts about them; None: the shipped ones.
-        attributes: Attributes that questions ask about; None: all attributes of the facts.
+        nouns: The nouns (default: the shipped nouns).
+        facts: Facts about the nouns (default: the shipped facts).
+        attributes: Attributes that questions can ask about (default: all attributes).
 
     Attributes:
-        nouns: The nouns in the order of their bits; the first noun's bit is 1.
+        nouns: The nouns in the order of their bits. The first noun is the lowest bit.
         everything: The set of all nouns.
-        questions: Attribute -> the question that asks about it.
+        questions: Maps each attribute to its canonical question.
     """
 
     def __init__(
@@ -65,42 +66,42 @@ class Knowledge:
         self.best = lru_cache(maxsize=10_000)(self._best)
 
     def set_of(self, nouns: Iterable[Noun]) -> int:
-        """Return some nouns as a set."""
+        """Convert nouns to a set."""
         return sum(self._bits[guess(noun.answer)] for noun in nouns)
 
     def names(self, candidates: int) -> list[str]:
-        """Return the nouns of a set, in their order."""
+        """Return the names of the nouns in a set, in order."""
         return [noun.answer for i, noun in enumerate(self.nouns) if candidates >> i & 1]
 
     def category(self, name: str) -> int:
-        """Return the nouns of a category."""
+        """Return the set of nouns in a category."""
         return self.set_of(noun for noun in self.nouns if noun.category == name)
 
     def possible(self, game: QuestionGame) -> int:
-        """Return the nouns still possible before the first question."""
+        """Return the nouns that are possible before the first question."""
         return self.category(game.noun.category) if game.rules.show_category else self.everything
 
     def after(self, candidates: int, question: str, answer: str) -> int:
-        """Return the nouns in a set that fit an answer; all of them if the question is unknown."""
+        """Return the nouns in a set that match an answer, or all if the question is unknown."""
         if question in self._bits:
             return candidates & (self._bits[question] if answer == "yes" else ~self._bits[question])
         name = self._attributes.get(question)
         return candidates if name is None else candidates & self._where[name][answer]
 
     def candidates(self, game: QuestionGame) -> int:
-        """Return the nouns that fit all answers of the game so far."""
+        """Return the nouns that match all answers in the game so far."""
         candidates = self.possible(game)
         for turn in game.turns:
             candidates = self.after(candidates, turn.question, turn.answer.yes_or_no)
         return candidates
 
     def row(self, attribute: str) -> list[int]:
-        """Return an attribute's facts by noun: 1 for yes, -1 for no, else 0."""
+        """Return an attribute's value for each noun: 1 for yes, -1 for no, 0 for n/a."""
         where = self._where[attribute]
         return [(where["yes"] >> i & 1) - (where["no"] >> i & 1) for i in range(len(self.nouns))]
 
     def answer_entropy(self, candidates: int, question: str) -> float:
-        """Return the answer's entropy over a set of nouns, in bits; 0 for an unknown question."""
+        """Return the answer's entropy over a set of nouns, in bits (0 for unknown questions)."""
         if question in self._bits:
             match = candidates & self._bits[question]
             return entropy((match.bit_count(), (candidates & ~match).bit_count()))
@@ -108,20 +109,21 @@ class Knowledge:
         return entropy((candidates & nouns).bit_count() for nouns in where.values())
 
     def max_bits(self, candidates: int) -> float:
-        """Return the maximum number of bits that a question, or a guess, can give."""
+        """Return the maximum number of bits that a question or a guess can give."""
         return max(self.best(candidates)[0][0], entropy((1, candidates.bit_count() - 1)))
 
     def _best(self, candidates: int) -> list[tuple[float, str]]:
         bits = {n: self.answer_entropy(candidates, text) for n, text in self.questions.items()}
-        ranked = sorted(bits, key=lambda name: -bits[name])  # stable: equal ones keep their order
+        ranked = sorted(bits, key=lambda name: -bits[name])  # stable, so ties keep their order
         return [(bits[name], name) for name in ranked]
 
 
 def informative_attributes(knowledge: Knowledge, count: int) -> list[str]:
-    """Return the ``count`` attributes that together distinguish the nouns best.
+    """Return the ``count`` attributes that together best distinguish the nouns.
 
-    They are chosen greedily: each distinguishes the most pairs of nouns, with "yes" for one and
-    "no" for the other. A pair that n chosen attributes already distinguish counts 1 / (n + 1) ** 2.
+    They are chosen greedily: each one maximises the number of pairs of nouns that it distinguishes
+    ("yes" for one and "no" for the other). A pair that n chosen attributes already distinguish has
+    the weight 1 / (n + 1) ** 2.
     """
     import numpy as np
 
@@ -137,7 +139,7 @@ def informative_attributes(knowledge: Knowledge, count: int) -> list[str]:
 
 
 def entropy(counts: Iterable[int]) -> float:
-    """Return the entropy of counts as a distribution, in bits; 0 if no count is at least 1."""
+    """Return the entropy in bits of the distribution given by counts (0 if all counts are 0)."""
     counts = [count for count in counts if count > 0]
     total = sum(counts)
     return (

@@ -1,8 +1,8 @@
-"""Metrics of how a game was played: its first question, repeats, wrong guesses, bits.
+"""Metrics that describe how a game was played: first question, repeats, wrong guesses, bits.
 
-They appear in a run's metrics, in an evaluation's table and in reports. Bits are computed from the
-shipped facts; other nouns have none. Questions about a number, or about several things, count as 0
-bits.
+They appear in a run's metrics, in evaluation tables and in reports. Bits are computed from the
+shipped facts, so they are not available for other nouns. Questions about a number, or about several
+things, count as 0 bits.
 """
 
 from functools import cache
@@ -25,12 +25,13 @@ def measures(game: QuestionGame) -> dict[str, float]:
 
     Returns:
         ``asks_first``: 1.0 if the first question is about attributes or a number, 0.0 if it is a
-        guess or was not understood. ``repeats``: number of questions that were asked before.
+        guess or was not understood. ``repeats``: number of repeated questions.
         ``guesses_in_vain``: number of wrong guesses.
-        ``bits``: the questions' mean bits, where bits are the entropy of the answer over the nouns
-        that fit so far. ``bits_of_best``: their sum as a share of the best questions' bits.
-        ``questions_when_won``: only if the game was won. Both bits metrics are missing if the facts
-        do not cover the noun, and the share also if no question could give any bits.
+        ``bits``: mean bits per question, where bits are the entropy of the answer over the nouns
+        that are still possible. ``bits_of_best``: total bits as a fraction of what the best
+        questions would have given. ``questions_when_won``: number of questions, only if the
+        game was won. If the facts don't cover the noun, ``bits`` and ``bits_of_best`` are missing.
+        ``bits_of_best`` is also missing if no question could have given any bits.
     """
     parse = shipped_answerer().parser.parse
     questions = [parse(turn.question) for turn in game.turns]
@@ -53,7 +54,7 @@ def measures(game: QuestionGame) -> dict[str, float]:
 
 
 def _repeats(game: QuestionGame, questions: list[Parsed]) -> int:
-    """Return the number of questions that repeat a subject or, if not understood, the words."""
+    """Count repeated questions, by subject or, if they aren't understood, by wording."""
     subjects = [
         parsed.attribute if isinstance(parsed, Attribute) else parsed or turn.question.casefold()
         for parsed, turn in zip(questions, game.turns, strict=True)

@@ -1,6 +1,6 @@
-"""The nouns to find: 200 in 18 categories, four fifths of each for training.
+"""The nouns to guess: 200 nouns in 18 categories, of which 80% are for training.
 
-``PROVENANCE.md`` says where they come from.
+See ``PROVENANCE.md`` for their origin.
 """
 
 import csv
@@ -17,12 +17,12 @@ Split: TypeAlias = Literal["train", "test"]
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """A noun to find.
+    """A noun to guess.
 
     Attributes:
-        answer: The name to guess; case, article and number do not matter.
-        category: The category, which the player may be told.
-        split: Whether it is for training, or held out ("test").
+        answer: The name to guess. Case, articles and singular or plural don't matter.
+        category: The category, which is shown to the player if the rules say so.
+        split: Whether the noun is for training or held out ("test").
     """
 
     answer: str
@@ -31,7 +31,7 @@ class Noun:
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV file of this folder."""
+    """Return the rows of a CSV file in this folder."""
     with (FOLDER / name).open(newline="", encoding="utf-8") as file:
         return [*csv.DictReader(file)]
 
@@ -43,5 +43,5 @@ def shipped_nouns() -> tuple[Noun, ...]:
 
 
 def of_split(nouns: Iterable[Noun], split: Split) -> list[Noun]:
-    """Return the nouns of one split, in their order."""
+    """Return the nouns in a split, keeping their order."""
     return [noun for noun in nouns if noun.split == split]

@@ -1,10 +1,10 @@
-"""More facts for the answerer: trunks and tusks, and the length and weight of everything.
+"""Additional facts for the answerer: details such as tusks, and typical lengths and weights.
 
     facts, lexicon = extended_facts()
 
-``particulars.toml`` has phrases on the left, and all nouns that they are true of on the right.
-``measures.csv`` has the usual length and weight of every noun, and of things to compare with. Only
-the answerer uses both; players, the search and the bases have only the facts.
+``particulars.toml`` maps each phrase to all nouns that it is true of. ``measures.csv`` contains the
+typical length and weight of each noun, and of things to compare nouns with. Both are used only by
+the answerer. Players, the search tool and the bases only use the shipped facts.
 """
 
 import tomllib
@@ -19,12 +19,12 @@ from evert.envs.twenty_questions.understanding.lexicon import Lexicon, load_lexi
 from evert.envs.twenty_questions.understanding.wording import FILLER, stems
 
 Measures = Mapping[str, Mapping[str, float]]
-"""Name of a thing -> its centimetres, kilograms and the like, some of which may be missing."""
+"""Name of a thing -> its measures (centimetres, kilograms, ...), some of which may be missing."""
 
 
 @cache
 def shipped_measures() -> Measures:
-    """Return the measures that ship with evert."""
+    """Return the measures in ``measures.csv``."""
     return {
         row.pop("thing"): {name: float(value) for name, value in row.items() if value}
         for row in rows("measures.csv")
@@ -33,7 +33,7 @@ def shipped_measures() -> Measures:
 
 @cache
 def extended_facts() -> tuple[Facts, Lexicon]:
-    """Return the shipped facts and lexicon, plus an attribute for each line of the particulars."""
+    """Return the shipped facts and lexicon plus an attribute per line of the TOML file."""
     facts, lexicon, measures = shipped_facts(), load_lexicon(), shipped_measures()
     path = FOLDER / "particulars.toml"
     lines: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -55,10 +55,11 @@ def extended_facts() -> tuple[Facts, Lexicon]:
 
 
 def _nouns_of_line(nouns: str, facts: Facts, measures: Measures) -> tuple[set[str], set[str]]:
-    """Return the nouns that a line is true of, and those for which the answer is "n/a".
+    """Return the nouns that a line is true of, and the nouns for which the answer is "n/a".
 
-    A token is a name, ``@attribute`` or ``kilograms>5``. With ``-`` before it, its nouns are
-    removed; with ``?``, their answer is "n/a".
+    A line is a list of tokens. Each token selects nouns: by name, by ``@attribute``, or by a
+    measure, as in ``kilograms>5``. A ``-`` prefix removes these nouns, and a ``?`` prefix makes
+    their answer "n/a".
     """
     positive, unclear = set[str](), set[str]()
     for token in filter(None, nouns.split(", ")):
@@ -78,7 +79,7 @@ def _nouns_of_token(name: str, facts: Facts, measures: Measures) -> set[str]:
     if sharp:
         return {answer for answer in facts.answers if measures[answer][quantity] > float(limit)}
     if name not in facts:
-        raise FactsError(f"particulars.toml: {name!r} is not one of the nouns.")
+        raise FactsError(f"particulars.toml: {name!r} is not a known noun.")
     return {name}
 
 

@@ -1,11 +1,11 @@
-"""The player: an agent function that uses an OpenAI-style client.
+"""The player, as an agent function that uses an OpenAI-style client.
 
     ChatAgentEnv(twenty_questions_agent, TRAIN_TASKS[0])
     ChatAgentEnv(TwentyQuestions(answerer=ModelAnswerer(...), search=KnowledgeSearch()), task)
 
-``twenty_questions_agent`` is the default: the shipped facts answer, and there is no search. For a
-different answerer, search, rules or prompt, make a ``TwentyQuestions``. The whole game is one
-conversation that only grows, so it is a single datum for the trainer.
+By default (``twenty_questions_agent``), questions are answered from the shipped facts, and there is
+no search tool. To change the answerer, search tool, rules or prompt, create a ``TwentyQuestions``.
+The whole game is one conversation that is only ever appended to, so it becomes a single datum.
 """
 
 import json
@@ -24,27 +24,27 @@ from evert.envs.twenty_questions.search import KnowledgeSearch, SearchTool
 
 
 class Task(TypedDict):
-    """A noun to find, as a task of a dataset: plain data that can be pickled and printed."""
+    """A task in a dataset: a noun to guess, as plain data that can be pickled and printed."""
 
     answer: str
     category: str
     split: Split
     rules: NotRequired[dict[str, Any]]
-    """Changes to the player's rules: ``{"max_questions": 6}``."""
+    """Overrides of the rules, such as ``{"max_questions": 6}``."""
 
 
 def tasks_of(nouns: Iterable[Noun]) -> list[Task]:
-    """Return the tasks for some nouns."""
+    """Convert nouns to tasks."""
     return [Task(answer=n.answer, category=n.category, split=n.split) for n in nouns]
 
 
 def noun_of(task: Task) -> Noun:
-    """Return the noun of a task."""
+    """Return a task's noun."""
     return Noun(task["answer"], task["category"], task["split"])
 
 
 def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
-    """Return the same tasks with other rules, such as ``max_questions=6``."""
+    """Return the same tasks with changed rules, such as ``max_questions=6``."""
     replace(Rules(), **rules)
     return [Task({**task, "rules": rules}) for task in tasks]
 
@@ -52,7 +52,7 @@ def with_rules(tasks: Iterable[Task], **rules: Any) -> list[Task]:
 TRAIN_TASKS = tasks_of(of_split(shipped_nouns(), "train"))
 TEST_TASKS = tasks_of(of_split(shipped_nouns(), "test"))
 SHOWN_TRAIN_TASKS = with_rules(TRAIN_TASKS, max_questions=6, guess_cost=0.1)
-"""With six questions and a cost for wrong guesses, guessing a category's ten nouns does not pay."""
+"""Only six questions, and wrong guesses cost reward, so trying all ten nouns doesn't pay off."""
 
 HIDDEN = Rules(show_category=False)
 SHOWN = Rules(show_category=True)
@@ -82,13 +82,14 @@ SEARCH_TOOL: dict[str, Any] = {
 }
 ENOUGH_SEARCHED = "No more searches before this question. Ask your question now."
 PATIENCE = 3
-"""Number of refused searches after which a question counts as empty."""
+"""After this many rejected searches, the question counts as empty."""
 
 
 def opening(game: QuestionGame, style: Style, *, search: bool = False) -> list[dict[str, Any]]:
-    """Return the messages before the first question.
+    """Return the messages that precede the first question.
 
-    "short" is for models with a few million parameters: a single user message of a few words.
+    The "short" style, a single user message with a few words, is for models with a few million
+    parameters.
     """
     if style == "short":
         return [{"role": "user", "content": turn_prompt(game, style)}]
@@ -100,7 +101,7 @@ def opening(game: QuestionGame, style: Style, *, search: bool = False) -> list[d
 
 
 def turn_prompt(game: QuestionGame, style: Style) -> str:
-    """Return the text before the next question: the last answer, and the number of the question."""
+    """Return the prompt for the next question: the last answer and the question's number."""
     last = game.turns[-1].answer.yes_or_no if game.turns else None
     if style == "short":
         first = game.noun.category if game.rules.show_category else "20 questions"
@@ -109,7 +110,7 @@ def turn_prompt(game: QuestionGame, style: Style) -> str:
 
 
 def conversation(game: QuestionGame, style: Style) -> list[dict[str, Any]]:
-    """Return any player's game as a model's conversation, without searches."""
+    """Convert a game by any player to a model's conversation, leaving out searches."""
     prefix = QuestionGame(game.noun, game.rules)
     messages = opening(prefix, style)
     for turn in game.turns:
@@ -128,10 +129,10 @@ class TwentyQuestions:
     """The game as an agent.
 
     Attributes:
-        answerer: The answerer; None: the shipped facts.
-        search: The player's search tool; None: no search.
-        rules: The rules, unless a task changes them.
-        style: "full" prompts, or "short" ones for tiny models.
+        answerer: The answerer (default: the shipped facts).
+        search: The player's search tool (default: no search).
+        rules: The rules, which tasks can override.
+        style: "full" prompts, or "short" prompts for tiny models.
     """
 
     answerer: Answerer | None = None
@@ -145,7 +146,7 @@ class TwentyQuestions:
         return report(client, await self.play(client, QuestionGame(noun_of(task), rules)))
 
     async def play(self, client: AgentClient, game: QuestionGame) -> QuestionGame:
-        """Play a game to its end."""
+        """Play a game to the end."""
         answerer = self.answerer or shipped_answerer()
         messages = opening(game, self.style, search=self.search is not None)
         while not game.over:
@@ -162,7 +163,7 @@ class TwentyQuestions:
     async def _question(
         self, client: AgentClient, game: QuestionGame, messages: list[dict[str, Any]]
     ) -> tuple[str, tuple[Search, ...]]:
-        """Return the next question and the searches before it; append to ``messages``."""
+        """Return the next question and its searches. Appends to ``messages``."""
         options: dict[str, Any] = {} if self.search is None else {"tools": [SEARCH_TOOL]}
         searches: list[Search] = []
         refusals = 0
@@ -190,12 +191,12 @@ def _query_of(call: Any) -> str:
 
 
 async def look_up(tool: SearchTool, query: str, searches: list[Search], rules: Rules) -> str:
-    """Search for the player. Return the result, or say that no more searches are allowed.
+    """Search on behalf of the player, or tell it that no more searches are allowed.
 
     Args:
         tool: The search tool.
-        query: The query. An empty one counts as a search but is not looked up.
-        searches: The searches before this question. The new one is added unless it is refused.
+        query: The query. An empty query counts as a search but is not looked up.
+        searches: Earlier searches for this question. The new one is appended unless it is rejected.
         rules: The rules, which limit the number of searches.
     """
     if len(searches) >= rules.max_searches:
@@ -207,7 +208,7 @@ async def look_up(tool: SearchTool, query: str, searches: list[Search], rules: R
 
 
 def report(client: AgentClient | BlockingAgentClient, game: QuestionGame) -> float:
-    """Record a finished game's metrics and transcript, and return its reward."""
+    """Record the metrics and transcript of a finished game and return its reward."""
     outcome = outcome_of(game)
     for name, value in outcome.metrics.items():
         client.metric(name, value)
@@ -216,7 +217,7 @@ def report(client: AgentClient | BlockingAgentClient, game: QuestionGame) -> flo
 
 
 def outcome_of(game: QuestionGame) -> Outcome:
-    """Return a finished game's reward (score less wrong guesses' cost), metrics and transcript."""
+    """Return the reward (score minus the wrong guesses' cost), metrics and transcript of a game."""
     logs: dict[str, str | int | float] = {
         "target": game.noun.answer,
         "transcript": game.transcript(),
@@ -228,35 +229,36 @@ def outcome_of(game: QuestionGame) -> Outcome:
 
 @cache
 def shipped_search() -> KnowledgeSearch:
-    """Return the default search, shared by all players."""
+    """Return the default search tool, which all players share."""
     return KnowledgeSearch()
 
 
 async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """Find a secret noun in twenty yes/no questions.
+    """Guess a secret noun with twenty yes/no questions.
 
     ## Action Space
-    A question in plain English, ``Text``, or its tokens, ``Sequence(Discrete(vocabulary))``, at
-    ``level="tokens"``. "Is it a zebra?" is a guess.
+    A question in plain English, ``Text``, or its tokens with ``level="tokens"``,
+    ``Sequence(Discrete(vocabulary))``. "Is it a zebra?" is a guess.
 
     ## Observation Space
-    The rules, and all questions so far, each with its answer ("yes", "no" or "n/a") and the number
-    of the next one: a ``Sequence`` of messages, or of token ids at ``level="tokens"``.
+    The rules and all questions so far, each with its answer ("yes", "no" or "n/a") and the number
+    of the next question: a ``Sequence`` of messages, or of token ids with ``level="tokens"``.
 
     ## Starting State
-    A noun drawn from ``TRAIN_TASKS``, four fifths of each of 18 categories; ``TEST_TASKS`` are
-    held out. Its category is hidden.
+    A noun drawn from ``TRAIN_TASKS``, which has 80% of the nouns in each of 18 categories;
+    ``TEST_TASKS`` are held out. The category is hidden.
 
     ## Reward
-    1 if the noun was found, else 0, at the end.
+    1 at the end if the noun was found, 0 otherwise.
 
     ## Episode End
-    Terminated by the right guess, or after twenty questions, unless the task sets another number;
+    Terminated after the correct guess or twenty questions (tasks can set a different number);
     truncated only by a limit on turns or tokens.
 
     ## Information
-    As in ``AgentGymEnv``; ``task`` is the noun to find, and ``logs`` has ``question``, ``answer``,
-    ``reason``, and at the end ``target`` and ``transcript``. Hide them from the policy.
+    As in ``AgentGymEnv``. ``task`` is the noun to guess. ``logs`` contains ``question``,
+    ``answer`` and ``reason`` and, at the end, ``target`` and ``transcript``. Hide them from the
+    policy.
 
     ## Arguments
     As in ``AgentGymEnv``: ``level``, ``render_mode``, ``tasks``, ``max_turns``, ...
@@ -273,7 +275,7 @@ async def twenty_questions_agent(client: AgentClient, task: Task) -> float:
 
 
 async def short_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """Play the same game with prompts of a few words, for models of a few million parameters."""
+    """Play the same game with prompts of a few words, for models with a few million parameters."""
     return await TwentyQuestions(rules=HIDDEN, style="short")(client, task)
 
 
@@ -292,19 +294,19 @@ async def searching_short_twenty_questions_agent(client: AgentClient, task: Task
 
 
 async def shown_twenty_questions_agent(client: AgentClient, task: Task) -> float:
-    """Find a secret noun of a known category in twenty yes/no questions.
+    """Guess a secret noun from a known category with twenty yes/no questions.
 
     ## Action Space
     As in ``evert/TwentyQuestions-v0``.
 
     ## Observation Space
-    As in ``evert/TwentyQuestions-v0``, with the category of the noun.
+    As in ``evert/TwentyQuestions-v0``, plus the noun's category.
 
     ## Starting State
     As in ``evert/TwentyQuestions-v0``, with the category shown.
 
     ## Reward
-    1 if the noun was found, else 0, at the end.
+    1 at the end if the noun was found, 0 otherwise.
 
     ## Episode End
     As in ``evert/TwentyQuestions-v0``.

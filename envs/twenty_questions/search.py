@@ -1,10 +1,10 @@
 """Search tools for players.
 
-    KnowledgeSearch()              the facts that ship with evert, without a model or a network
+    KnowledgeSearch()              the facts that ship with evert; no model or network required
     ModelSearch(model)             any chat model
-    HttpSearch("http://...?q={}")  any endpoint that answers a GET with text
+    HttpSearch("http://...?q={}")  any endpoint that responds to a GET with text
 
-A ``SearchTool`` gets a query and returns text. It never sees the noun to find.
+A ``SearchTool`` takes a query and returns text. It never sees the noun to guess.
 """
 
 import re
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from evert.bridge.models.frozen import FrozenModel
 
 LONGEST_RESULT = 1500
-"""Maximum length of a result, in characters; the rest is cut."""
+"""Maximum length of a result in characters. Longer results are cut off."""
 NOTHING = "Nothing found."
 
 
@@ -33,19 +33,20 @@ class SearchTool(Protocol):
     """A tool that looks things up."""
 
     async def search(self, query: str) -> str:
-        """Return the result as text; ``NOTHING`` if there is no result."""
+        """Return the result as text, or ``NOTHING`` if there is no result."""
         ...
 
 
 class KnowledgeSearch:
-    """Searches the facts: "animals that can fly, has four legs", or "zebra".
+    """Searches the facts with queries like "animals that can fly, has four legs" or "zebra".
 
-    A query is split at commas, "and", "that" and the like. The result lists the nouns that have all
-    attributes that were understood. For the name of a noun, it lists what is true of the noun.
+    A query is split at commas and words like "and" or "that". The result lists all nouns that have
+    the attributes we understood. If the query is the name of a noun, the result lists what is true
+    of that noun.
 
     Args:
-        facts: The facts; None: the shipped facts.
-        nouns: Nouns that can be found; None: all shipped nouns, held-out ones included.
+        facts: The facts (default: the shipped facts).
+        nouns: Nouns that can be found (default: all shipped nouns, including held-out nouns).
     """
 
     def __init__(self, facts: Facts | None = None, nouns: Sequence[Noun] | None = None) -> None:
@@ -58,7 +59,7 @@ class KnowledgeSearch:
         return KnowledgeSearch, self._arguments
 
     async def search(self, query: str) -> str:
-        """Return the nouns that fit, in the order of the list, or what is true of a noun."""
+        """Return the matching nouns in list order, or what is true of a noun."""
         parsed = self._parser.parse(query)
         if isinstance(parsed, Guess):
             return self._about(parsed.answer)
@@ -84,7 +85,7 @@ class KnowledgeSearch:
 
 
 class ModelSearch:
-    """Searches by asking a chat model."""
+    """Answers searches with a chat model."""
 
     PROMPT = (
         "You are a search engine. Answer the query with the facts that matter most, in at most "
@@ -108,20 +109,20 @@ class ModelSearch:
 
 
 class HttpSearch:
-    """Searches by fetching a page.
+    """Searches by fetching a URL.
 
     Args:
-        url: URL, with ``{}`` in place of the query.
-        timeout: Maximum time of a search, in seconds.
+        url: URL with ``{}`` as a placeholder for the query.
+        timeout: Timeout for a search in seconds.
     """
 
     def __init__(self, url: str, *, timeout: float = 30.0) -> None:
         if "{}" not in url:
-            raise ValueError(f"The URL needs {{}} in place of the query, got {url!r}.")
+            raise ValueError(f"The URL must contain {{}} in place of the query; got {url!r}.")
         self._url, self._timeout = url, timeout
 
     async def search(self, query: str) -> str:
-        """Return the beginning of the page."""
+        """Return the start of the response."""
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=self._timeout)

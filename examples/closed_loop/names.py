@@ -1,4 +1,4 @@
-"""An agent, its tasks, and a judge of recorded conversations."""
+"""An agent, its tasks, and a judge that scores recorded conversations."""
 
 import re
 
@@ -19,6 +19,6 @@ async def agent(client, number):
 
 
 def judge(record):
-    """Return the reward of a recorded conversation."""
+    """Return the reward for a recorded conversation."""
     [question] = record.asked(0)
     return is_right(re.search(r"\d+", question["content"])[0], record.text)

@@ -1,4 +1,4 @@
-"""A program of OpenAI's SDK that tells the server how good an answer was."""
+"""A program that uses the OpenAI SDK and sends the server a reward for each answer."""
 
 import openai
 from names import prompt

@@ -1,14 +1,14 @@
-"""Pydantic-AI's bank support: advice, a risk, and whether to block the card, with a balance tool.
+"""Pydantic-AI's bank support: advises a customer, rates the risk and may block the card.
 
-Source: pydantic/pydantic-ai, examples/pydantic_ai_examples/bank_support.py (MIT); unchanged, from
-the package pydantic-ai-examples.
+Source: pydantic/pydantic-ai, examples/pydantic_ai_examples/bank_support.py (MIT), used unchanged
+from the pydantic-ai-examples package.
 
     evert train agent=bank_support:agent train_tasks=bank_support:TASKS on_agent_error=0
 """
 
 import os
 
-os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: the agent names its model when imported
+os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: required on import
 
 from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -24,7 +24,7 @@ TASKS = [
 
 
 class Database:
-    """The data of the one customer. The example's own class reads a global of its script."""
+    """One customer. Replaces the example's own class, which reads a global of its script."""
 
     def __init__(self, balance):
         self.balance = balance
@@ -42,7 +42,7 @@ class Database:
 
 
 async def agent(client, task):
-    """Play a question; return 0.5 for the right card decision, 0.5 for the balance if needed."""
+    """Return 0.5 for the correct card decision plus 0.5 for stating the balance when needed."""
     model = OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
     dependencies = SupportDependencies(customer_id=123, db=Database(task["balance"]))
     try:

@@ -1,7 +1,7 @@
-"""The task of the coding agents: a folder with a bug. Only the reward command sees the check.
+"""The task for the coding agents: a folder with a bug. They can't see the check that scores it.
 
-The check runs their code in a separate process, since ``os._exit(0)`` in the check's own process
-would count as a success.
+The check runs their code in a separate process. Otherwise, code that calls ``os._exit(0)`` would
+count as a success.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Customer service of the OpenAI Agents SDK: a triage agent hands over to FAQ or seat booking.
+"""The OpenAI Agents SDK's customer service: a triage agent hands off to FAQ or seat booking.
 
-Source: openai/openai-agents-python, examples/customer_service/main.py (MIT); unchanged, from the
-sources of openai-agents.
+Source: openai/openai-agents-python, examples/customer_service/main.py (MIT), used unchanged from
+the openai-agents sources.
 
     evert train agent=customer_service:agent train_tasks=customer_service:TASKS on_agent_error=0
 """
@@ -20,7 +20,7 @@ ASKS = "Please put me into seat {seat}. My confirmation number is {confirmation}
 
 
 async def agent(client, task):
-    """Play a message; return 1.0 if the seat was booked, else up to 0.2 for the reply."""
+    """Send a message; return 1.0 if the seat was booked, else up to 0.2 for the reply."""
     provider = OpenAIProvider(openai_client=client.openai)
     config = RunConfig(model_provider=provider, tracing_disabled=True)
     context = AirlineAgentContext()

@@ -1,7 +1,7 @@
-r"""LangChain's Open Deep Research: a supervisor sends researchers out and writes a report.
+r"""LangChain's Open Deep Research: a supervisor delegates to researchers and writes a report.
 
-Source: langchain-ai/open_deep_research (MIT); unchanged, from the package open_deep_research. Its
-models are gpt-4.1 and gpt-4.1-mini; evert takes over their calls. A dictionary replaces Tavily.
+Source: langchain-ai/open_deep_research (MIT), used unchanged from the open_deep_research package.
+It calls gpt-4.1 and gpt-4.1-mini, and evert takes over these calls. A dictionary replaces Tavily.
 
     evert train agent=deep_research:agent train_tasks=deep_research:TASKS \
         policy_names=gpt-4.1,gpt-4.1-mini on_agent_error=0
@@ -25,7 +25,7 @@ TASKS = [{"topic": topic, "answer": page} for topic, page in PAGES.items()]
 
 
 async def look_up(queries, **options):
-    """Return search results like Tavily's."""
+    """Return search results in Tavily's format."""
     results = [
         {"url": f"https://{topic}.example", "title": topic, "content": page, "raw_content": None}
         for topic, page in PAGES.items()
@@ -42,7 +42,7 @@ os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 
 async def agent(task):
-    """Play a question; return how close the report is to the page that answers it."""
+    """Ask a question; return how close the report is to the page that answers it."""
     asked = {"messages": [("user", f"Explain in a sentence: {task['topic']}")]}
     settings = {"configurable": {"allow_clarification": False}}
     try:

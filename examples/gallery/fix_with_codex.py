@@ -1,7 +1,7 @@
-"""Codex fixes a file in a new folder; a check scores it.
+"""Codex fixes a file in a new folder, and a check scores the result.
 
-Source: openai/codex (Apache-2.0); unchanged, the program from npm, found on the PATH. It is
-``lean``, since its own instructions do not fit into the context of evert-tiny.
+Source: openai/codex (Apache-2.0), the unchanged program from npm, which must be on the PATH. We use
+``lean`` because its full instructions don't fit into the context of evert-tiny.
 
     evert train agent=fix_with_codex:agent train_tasks=broken_calculator:TASKS
 """

@@ -1,8 +1,8 @@
 r"""Pydantic-AI's medical triage: an agent delegates to specialists and to a senior doctor.
 
-Source: pydantic/pydantic-ai, examples/pydantic_ai_examples/medical_agent_delegation.py (MIT);
-unchanged, from the package pydantic-ai-examples. All its agents name gpt-5.2 and make their own
-clients; evert takes over their calls.
+Source: pydantic/pydantic-ai, examples/pydantic_ai_examples/medical_agent_delegation.py (MIT), used
+unchanged from the pydantic-ai-examples package. All agents use gpt-5.2 and create their own
+clients, and evert takes over their calls.
 
     evert train agent=medical_triage:agent train_tasks=medical_triage:TASKS \
         policy_names=gpt-5.2 on_agent_error=0
@@ -10,7 +10,7 @@ clients; evert takes over their calls.
 
 import os
 
-os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: the agent names its model when imported
+os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: required on import
 
 from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai_examples.medical_agent_delegation import MedicalTriageSystem, PatientInfo
@@ -26,7 +26,7 @@ TASKS = [
 
 
 async def agent(task):
-    """Play a patient; return 1.0 for the right path."""
+    """Submit a patient's complaint; return 1.0 if it was handled on the correct path."""
     patient = PatientInfo(patient_id="P001", age=64, known_conditions=[])
     try:
         outcome = await MedicalTriageSystem().handle_patient(task["complaint"], patient)

@@ -1,7 +1,7 @@
-"""mini-swe-agent: solves issues in a repository with only a shell.
+"""mini-swe-agent: solves issues in a repository using only a shell.
 
-Source: SWE-agent/mini-swe-agent (MIT); unchanged, from the package mini-swe-agent. It calls its
-model through LiteLLM; evert takes over the calls, so it gets no client.
+Source: SWE-agent/mini-swe-agent (MIT), used unchanged from the mini-swe-agent package. It calls its
+model through LiteLLM. evert takes over these calls, so the agent doesn't need a client.
 
     evert train agent=mini_swe:agent train_tasks=mini_swe:TASKS on_agent_error=0
 """
@@ -10,11 +10,11 @@ import os
 import tempfile
 from pathlib import Path
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices on import
-os.environ.setdefault("LITELLM_LOG", "ERROR")  # else it logs every call
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # don't download prices on import
+os.environ.setdefault("LITELLM_LOG", "ERROR")  # don't log every call
 os.environ.setdefault("MSWEA_SILENT_STARTUP", "1")
 os.environ.setdefault("MSWEA_COST_TRACKING", "ignore_errors")  # the policy has no price
-os.environ.setdefault("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "1")  # else refusals take minutes
+os.environ.setdefault("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "1")  # don't retry for minutes
 
 import yaml
 from minisweagent import package_dir
@@ -33,7 +33,7 @@ CONFIG["step_limit"] = 8
 
 
 def agent(client, task):
-    """Solve an issue in an empty folder; return 0.5 for the file, 0.5 for its content."""
+    """Solve an issue in an empty folder; return 0.5 for creating the file, 1 if it is right."""
     name, key = f"openai/{client.model}", {"api_key": "unused"}
     with tempfile.TemporaryDirectory() as folder:
         model, shell = LitellmModel(model_name=name, model_kwargs=key), LocalEnvironment(cwd=folder)

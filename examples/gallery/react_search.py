@@ -1,7 +1,7 @@
-r"""LangChain's react-agent template: a graph of two nodes, the model and its search tool.
+r"""LangChain's react-agent template: a graph with two nodes, the model and its search tool.
 
-Source: langchain-ai/react-agent, src/react_agent/graph.py (MIT), rebuilt: the template is in no
-package. The graph, state and context are the same; a dictionary replaces Tavily.
+Source: langchain-ai/react-agent, src/react_agent/graph.py (MIT), rebuilt because the template is
+not published as a package. The graph, state and context are the same; a dictionary replaces Tavily.
 
     evert train agent=react_search:agent train_tasks=react_search:TASKS \
         policy_names=gpt-4o-mini on_agent_error=0
@@ -29,7 +29,7 @@ TASKS = [{"about": name, "founded": when} for name, when in FOUNDED.items()]
 
 @dataclass(kw_only=True)
 class Context:
-    """The configuration of a run."""
+    """The configuration for a run."""
 
     model: str = "gpt-4o-mini"
     system_prompt: str = "You are a helpful AI assistant. Search before you answer."
@@ -42,14 +42,14 @@ async def search(query: str) -> str:
 
 
 async def call_model(state: MessagesState, runtime: Runtime[Context]):
-    """Ask the model, with the tool."""
+    """Call the model, offering it the tool."""
     model = init_chat_model(runtime.context.model, model_provider="openai").bind_tools([search])
     system = {"role": "system", "content": runtime.context.system_prompt}
     return {"messages": [await model.ainvoke([system, *state["messages"]])]}
 
 
 def route(state: MessagesState):
-    """Go to the tools if they were called, else to the end."""
+    """Run the tools if the model called any, otherwise finish."""
     return "tools" if state["messages"][-1].tool_calls else END
 
 
@@ -67,7 +67,7 @@ os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 
 async def agent(task):
-    """Play a question; return 1.0 if the reply has the answer, else up to 0.2 for closeness."""
+    """Ask a question; return 1.0 if the reply contains the answer, else up to 0.2."""
     asked = {"messages": [("user", f"When was {task['about']} founded?")]}
     said = (await graph.ainvoke(asked, context=Context()))["messages"][-1].text
     return 1.0 if task["founded"] in said else 0.2 * closeness(said, task["founded"])

@@ -1,8 +1,8 @@
-"""Reflection in Microsoft's Agent Framework: a worker answers until a reviewer approves.
+"""Reflection in Microsoft's Agent Framework: a worker revises its answer until it is approved.
 
 Source: microsoft/agent-framework, python/samples/03-workflows/agents/
-workflow_as_agent_reflection_pattern.py (MIT), rebuilt: samples are in no package. The two executors
-and the loop are the same, but the loop ends after three rounds.
+workflow_as_agent_reflection_pattern.py (MIT), rebuilt because samples are not published as a
+package. The two executors and the loop are the same, except that the loop ends after three rounds.
 
     evert train agent=reflection:agent train_tasks=reflection:TASKS on_agent_error=0
 """
@@ -41,7 +41,7 @@ class Review(BaseModel):
 
 @dataclass
 class Draft:
-    """A message to the reviewer: the conversation so far, which ends with the answer."""
+    """A message to the reviewer: the conversation so far, ending with the answer."""
 
     messages: list[Message]
     round: int
@@ -49,14 +49,14 @@ class Draft:
 
 @dataclass
 class Verdict:
-    """A message back to the worker."""
+    """The reviewer's message to the worker."""
 
     draft: Draft
     review: Review
 
 
 class Reviewer(Executor):
-    """Reviews an answer."""
+    """Reviews answers."""
 
     def __init__(self, chat) -> None:
         super().__init__(id="reviewer")
@@ -64,7 +64,7 @@ class Reviewer(Executor):
 
     @handler
     async def review(self, draft: Draft, context: WorkflowContext[Verdict]) -> None:
-        """Approve, or say what is missing."""
+        """Approve the answer or give feedback."""
         system = "You review an agent. Approve only what is relevant, right, clear and complete."
         please = Message("user", ["Please review the agent's answer."])
         reply = await self.chat.get_response(
@@ -76,7 +76,7 @@ class Reviewer(Executor):
 
 
 class Worker(Executor):
-    """Answers, again after each review that does not approve."""
+    """Answers, and tries again whenever the reviewer does not approve the answer."""
 
     def __init__(self, chat) -> None:
         super().__init__(id="worker")
@@ -84,12 +84,12 @@ class Worker(Executor):
 
     @handler
     async def start(self, asked: list[Message], context: WorkflowContext[Draft]) -> None:
-        """Answer for the first time."""
+        """Give the first answer."""
         await self.answer([Message("system", ["You are a helpful assistant."]), *asked], 1, context)
 
     @handler
     async def hear(self, verdict: Verdict, context: WorkflowContext[Draft, AgentResponse]) -> None:
-        """End after an approval or three rounds, else answer again."""
+        """Finish if the answer was approved or after three rounds; otherwise, answer again."""
         draft, review = verdict.draft, verdict.review
         if review.approved or draft.round == 3:
             await context.yield_output(AgentResponse(messages=draft.messages[-1:]))
@@ -98,7 +98,7 @@ class Worker(Executor):
         await self.answer([*draft.messages, told], draft.round + 1, context)
 
     async def answer(self, messages, number, context) -> None:
-        """Ask the model, and send its answer to the reviewer."""
+        """Call the model and send its answer to the reviewer."""
         reply = await self.chat.get_response(messages)
         await context.send_message(Draft([*messages, *reply.messages], number))
 
@@ -114,7 +114,7 @@ def reflecting(chat):
 
 
 async def agent(client, task):
-    """Play a question; return how close the last answer is."""
+    """Ask a question; return how close the final answer is."""
     chat = OpenAIChatClient(model=client.model, async_client=client.openai)
     try:
         response = await reflecting(chat).run(task["asked"])

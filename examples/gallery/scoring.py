@@ -1,8 +1,8 @@
-"""The gallery's score of a text: graded, since RL learns only from rewards that differ."""
+"""A graded score for texts, used throughout the gallery. RL can only learn if rewards differ."""
 
 from difflib import SequenceMatcher
 
 
 def closeness(said: object, wanted: str) -> float:
-    """Return how similar two texts are, ignoring case: 0.0 to 1.0; 1.0 if they are equal."""
+    """Return the similarity of two texts, from 0.0 to 1.0 (equal), ignoring case."""
     return SequenceMatcher(None, str(said).casefold(), wanted.casefold(), autojunk=False).ratio()

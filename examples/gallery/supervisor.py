@@ -1,7 +1,7 @@
-r"""LangGraph's supervisor: sends work to a research agent and a math agent.
+r"""LangGraph's supervisor, which delegates to a research agent and a math agent.
 
-Source: langchain-ai/langgraph-supervisor-py (MIT), create_supervisor of the package
-langgraph-supervisor; the team is a rebuild of its README's quickstart.
+Source: langchain-ai/langgraph-supervisor-py (MIT), using create_supervisor from the
+langgraph-supervisor package. The team is rebuilt from the quickstart in its README.
 
     evert train agent=supervisor:agent train_tasks=supervisor:TASKS \
         policy_names=gpt-4o on_agent_error=0
@@ -41,7 +41,7 @@ def web_search(query: str) -> str:
 
 
 def team(model):
-    """Return the supervisor with its two experts."""
+    """Return the supervisor and its two experts."""
     math = create_agent(
         model, [add, multiply], name="math_expert", system_prompt="You are good at arithmetic."
     )
@@ -58,7 +58,7 @@ os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 
 async def agent(task):
-    """Play a question; return 1.0 for the right sum, else up to 0.2 for closeness."""
+    """Ask a question; return 1.0 if the reply contains the correct sum, else up to 0.2."""
     asked = f"How many people work for {' and '.join(task['firms'])} together?"
     state = await team(ChatOpenAI(model="gpt-4o")).ainvoke({"messages": [("user", asked)]})
     said = state["messages"][-1].text.replace(",", "")

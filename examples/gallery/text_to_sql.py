@@ -1,7 +1,8 @@
 r"""smolagents' text-to-SQL: a code agent that answers questions about a table.
 
-Source: huggingface/smolagents, examples/text_to_sql.py (Apache-2.0), rebuilt on sqlite3: the script
-is in no package, and connects to a model on import. The table, tool and agent are the same.
+Source: huggingface/smolagents, examples/text_to_sql.py (Apache-2.0), rebuilt with sqlite3 because
+the script is not part of the package and connects to a model on import. The table, tool and agent
+are the same.
 
     evert train agent=text_to_sql:agent train_tasks=text_to_sql:TASKS \
         policy_names=gpt-4o on_agent_error=0
@@ -45,7 +46,7 @@ def sql_engine(query: str) -> str:
 
 
 def coder(model):
-    """Return the example's agent."""
+    """Return the agent from the example."""
     return CodeAgent(tools=[sql_engine], model=model, max_steps=3, verbosity_level=LogLevel.OFF)
 
 
@@ -53,6 +54,6 @@ def coder(model):
 
 
 def agent(task):
-    """Play a question; return how close the answer is."""
+    """Ask a question; return how close the answer is."""
     model = OpenAIModel("gpt-4o", api_key="unused")
     return closeness(coder(model).run(task["question"]), task["answer"])

@@ -1,7 +1,7 @@
-"""Time ranges of Pydantic-AI's evals: turns words into a range of time, or says why not.
+"""Pydantic-AI's time range agent, which parses a time range or explains why it can't.
 
-Source: pydantic/pydantic-ai, examples/pydantic_ai_examples/evals/agent.py (MIT); unchanged, from
-the package pydantic-ai-examples, with the cases of its datasets/time_range_v2.yaml as tasks.
+Source: pydantic/pydantic-ai, examples/pydantic_ai_examples/evals/agent.py (MIT), used unchanged
+from the pydantic-ai-examples package. The tasks are the cases in its datasets/time_range_v2.yaml.
 
     evert train agent=time_range:agent train_tasks=time_range:TASKS on_agent_error=0
 """
@@ -10,7 +10,7 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: the agent names its model when imported
+os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: required on import
 
 import yaml
 from pydantic_ai.exceptions import UnexpectedModelBehavior
@@ -26,7 +26,7 @@ TASKS = yaml.safe_load(CASES.read_text())["cases"]
 
 
 async def agent(client, task):
-    """Play a request; return how close the answer's fields are to the expected ones."""
+    """Send a request; return how close the answer's fields are to the expected values."""
     model = OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=client.openai))
     inputs = {**task["inputs"], "now": datetime.fromisoformat(task["inputs"]["now"])}
     try:

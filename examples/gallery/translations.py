@@ -1,7 +1,8 @@
-r"""Agents as tools in the OpenAI Agents SDK: one calls translators, another sums up.
+r"""Agents as tools in the OpenAI Agents SDK: one agent calls translators, and one summarizes.
 
-Source: openai/openai-agents-python, examples/agent_patterns/agents_as_tools.py (MIT); unchanged,
-from the sources of openai-agents. The agents make their own clients; evert takes over their calls.
+Source: openai/openai-agents-python, examples/agent_patterns/agents_as_tools.py (MIT), used
+unchanged from the openai-agents sources. The agents create their own clients, and evert takes over
+their calls.
 
     evert train agent=translations:agent train_tasks=translations:TASKS \
         policy_names=gpt-5.6-luna on_agent_error=0
@@ -27,7 +28,7 @@ set_tracing_disabled(True)
 
 
 async def agent(task):
-    """Play a request; return how close the final output is to both translations."""
+    """Send a request; return how close the final output is to both translations."""
     asked = f"Translate '{task['text']}' to Spanish and French."
     try:
         translated = await Runner.run(orchestrator_agent, asked)

@@ -1,10 +1,10 @@
-"""An agent for any trainer: its client is evert's handle or OpenAI's ``AsyncOpenAI``."""
+"""An agent for any trainer. The client is either evert's or OpenAI's ``AsyncOpenAI``."""
 
 from game import TURNS, Game
 
 
 async def agent(client, task):
-    """Guess in plain chat turns."""
+    """Play the game in plain chat turns, without tools."""
     game = Game(task)
     messages = [{"role": "user", "content": f"{game.rules} Answer with the number alone."}]
     for _ in range(TURNS):

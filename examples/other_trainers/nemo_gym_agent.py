@@ -1,4 +1,4 @@
-"""NeMo Gym: a ``SimpleResponsesAPIAgent`` that plays an agent against the model server."""
+"""NeMo Gym: a ``SimpleResponsesAPIAgent`` that runs an agent against the model server."""
 
 from chat_agent import agent
 from fastapi import Body
@@ -14,13 +14,13 @@ TOKENS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
 
 
 class AgentConfig(BaseResponsesAPIAgentConfig):
-    """The configuration: which model server answers the agent."""
+    """Configures which model server the agent uses."""
 
     model_server: ModelServerRef
 
 
 class TaskRequest(BaseRunRequest):
-    """A row of the dataset, with the agent's ``task``."""
+    """A dataset row, which includes the agent's ``task``."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -31,7 +31,7 @@ class EvertAgent(SimpleResponsesAPIAgent):
     config: AgentConfig
 
     async def run(self, body: TaskRequest = Body()) -> BaseVerifyResponse:  # noqa: B008
-        """Play, and return each reply with the token ids from the model server."""
+        """Play an episode; return all replies with their token ids from the model server."""
         replies = []
 
         async def keep(response):
@@ -60,7 +60,7 @@ class EvertAgent(SimpleResponsesAPIAgent):
         )
 
     async def responses(self, body=Body()):  # noqa: B008
-        """Raise an error, since an agent makes its own conversation."""
+        """Not supported, since the agent creates its own conversation."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""SkyRL train: a ``GeneratorInterface`` that plays agents over SkyRL's engines, by token ids."""
+"""SkyRL: a ``GeneratorInterface`` that runs agents on SkyRL's engines, using token ids."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from evert import ChatAgentEnv, sequences
 
 
 class Engines(TokenCompleter):
-    """SkyRL's inference engines; one session per episode, so that its prefix stays cached."""
+    """SkyRL's inference engines, with one session per episode so that its prefix stays cached."""
 
     def __init__(self, engines, sampling_params, session):
         self.engines = engines
@@ -32,14 +32,14 @@ class Engines(TokenCompleter):
 
 
 class AgentGenerator(GeneratorInterface):
-    """The return value of ``BasePPOExp.get_generator``; the tasks are in ``env_extras``."""
+    """Return this from ``BasePPOExp.get_generator``. Tasks are passed in ``env_extras``."""
 
     def __init__(self, engines, tokenizer, renderer_name, model_name):
         self.engines = engines
         self.renderer = get_renderer(renderer_name, tokenizer, model_name=model_name)
 
     async def generate(self, input_batch, disable_tqdm=False):
-        """Play each prompt's task; return the last lineage of each episode."""
+        """Play the task of each prompt; return the last lineage of each episode."""
         params = input_batch.get("sampling_params") or {}
         tasks = [extras["task"] for extras in input_batch["env_extras"]]
         ids = [one.to_string() for one in input_batch["trajectory_ids"]]
@@ -58,7 +58,7 @@ class AgentGenerator(GeneratorInterface):
         }
 
     async def play(self, task, params, session):
-        """Play an episode; return its lineages and its reward."""
+        """Play an episode; return its lineages and reward."""
         env = ChatAgentEnv(agent, task, renderer=self.renderer)
         try:
             trajectory = await do_single_rollout(Engines(self.engines, params, session), env)

@@ -1,4 +1,4 @@
-"""SkyRL-gym: an agent as a ``BaseTextEnv``. Actions are texts; SkyRL makes the tokens."""
+"""SkyRL-gym: an agent as a ``BaseTextEnv``. Actions are text, which SkyRL tokenizes."""
 
 import skyrl_gym
 from chat_agent import agent
@@ -8,7 +8,7 @@ from evert.envs.as_gymnasium.env import AgentGymEnv
 
 
 class AgentTextEnv(BaseTextEnv):
-    """One episode of an agent; the task is in the row of the dataset."""
+    """One episode of an agent. The dataset row contains the task."""
 
     def __init__(self, env_config=None, extras=None):
         super().__init__()
@@ -17,18 +17,18 @@ class AgentTextEnv(BaseTextEnv):
         self.seen = []
 
     def init(self, prompt):
-        """Return the agent's first messages, which replace the dataset's prompt."""
+        """Return the agent's first messages, which replace the prompt from the dataset."""
         observation, about = self.env.reset()
         self.seen = list(observation)
         return list(observation), about
 
     def step(self, action):
-        """Give the agent a reply; return its new messages."""
+        """Send a reply to the agent and return its new messages."""
         observation, reward, terminated, truncated, about = self.env.step(action)
-        known = len(self.seen) + 1  # the messages before, and the reply
+        known = len(self.seen) + 1  # earlier messages plus the reply
         done = terminated or truncated
         if not done and list(observation[: known - 1]) != self.seen:
-            raise NotImplementedError("The agent changed its conversation: train with a generator.")
+            raise NotImplementedError("The agent edited its conversation: train with a generator.")
         self.seen = list(observation)
         new = [] if done else list(observation[known:])
         return BaseTextEnvStepOutput(
@@ -36,7 +36,7 @@ class AgentTextEnv(BaseTextEnv):
         )
 
     def close(self):
-        """End the agent."""
+        """Stop the agent."""
         self.env.close()
 
 

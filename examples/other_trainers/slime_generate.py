@@ -1,4 +1,4 @@
-"""slime: ``--custom-generate-function-path slime_generate.generate``, over SGLang's token ids."""
+"""slime: ``--custom-generate-function-path slime_generate.generate``, using SGLang's token ids."""
 
 import copy
 from functools import cache
@@ -13,11 +13,11 @@ from evert.bridge.tokens.bases import model_renderer
 
 
 class AbortedError(Exception):
-    """slime has enough samples, and stopped this one."""
+    """slime aborted this sample because it has enough samples."""
 
 
 class Router(TokenCompleter):
-    """slime's SGLang router as a completer."""
+    """slime's SGLang router as a token completer."""
 
     def __init__(self, args, session, sampling_params):
         self.url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
@@ -43,12 +43,12 @@ class Router(TokenCompleter):
 
 @cache
 def renderer_of(checkpoint):
-    """Return the renderer of a checkpoint, which slime gives as a name or a folder."""
+    """Return the renderer for a checkpoint, which is a name or a folder."""
     return model_renderer(checkpoint, None)
 
 
 async def generate(args, sample, sampling_params):
-    """Play the task of one sample; return a sample for each lineage."""
+    """Play the task of a sample; return one sample per lineage."""
     env = ChatAgentEnv(agent, sample.metadata["task"], renderer=renderer_of(args.hf_checkpoint))
     async with aiohttp.ClientSession() as session:
         try:

@@ -1,4 +1,4 @@
-"""verifiers finds ``AgentHarness`` and ``AgentTaskset`` by the name of this module."""
+"""verifiers loads ``AgentHarness`` and ``AgentTaskset`` from this module by the module's name."""
 
 from evert.verifiers import AgentHarness, AgentTaskset
 

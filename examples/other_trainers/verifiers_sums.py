@@ -1,4 +1,4 @@
-"""A verifiers environment, and the same environment as an evert agent."""
+"""A verifiers environment, which is also used as an evert agent."""
 
 import verifiers.v1 as vf
 from openai import AsyncOpenAI
@@ -18,7 +18,7 @@ class SumTask(vf.Task[Sum, vf.State, vf.TaskConfig]):
 
     @vf.reward(weight=2.0)
     async def right(self, trace):
-        """Return whether the last answer has the sum."""
+        """Return whether the last answer contains the sum."""
         return float(str(self.data.a + self.data.b) in trace.last_reply)
 
     @vf.metric
@@ -37,13 +37,13 @@ class Sums(vf.Taskset[SumTask, vf.TasksetConfig]):
 
 
 class Twice(vf.Harness[vf.HarnessConfig]):
-    """A harness that asks a second time."""
+    """A harness that asks twice."""
 
     NEEDS_CONTAINER = False
     EXECUTES_CODE = False
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
-        """Play two turns at verifiers' endpoint."""
+        """Play two turns against verifiers' endpoint."""
         messages = [{"role": "user", "content": data.prompt}]
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
             for more in ("Are you sure?", ""):
@@ -56,5 +56,5 @@ class Twice(vf.Harness[vf.HarnessConfig]):
 __all__ = ["Sums", "Twice"]
 
 ENVIRONMENT = {"taskset": {"id": "verifiers-sums"}, "agent": {"runtime": {"type": "subprocess"}}}
-agent = VerifiersAgent(ENVIRONMENT)  # the env block of a verifiers configuration
-TASKS = range(3)  # or agent.tasks(), the numbers of all tasks in the taskset
+agent = VerifiersAgent(ENVIRONMENT)  # the env block of a verifiers config
+TASKS = range(3)  # or agent.tasks(), the indices of all tasks in the taskset

@@ -1,24 +1,24 @@
-"""tau2-bench with its own orchestrator, environments, user simulator and evaluator, unchanged.
+"""tau2-bench, with its orchestrator, environments, user simulator and evaluator unchanged.
 
-Three agents differ in the role that is trained. Each plays a task with the benchmark's own function
-and returns the benchmark's reward. Both roles call a model by name through LiteLLM, and evert takes
-over the calls to names that it knows:
+There are three agents, which differ in the role that is trained. Each plays a task with the
+benchmark's own function and returns its reward. Both roles call models by name through LiteLLM, and
+evert takes over calls to the names it knows:
 
-    agent           the service agent is the policy, the customer is the model called "user"
-    user            the customer is the policy, the service agent is the model called "agent"
-    agent_and_user  both are trained: seats=("agent", "user")
+    agent           the service agent is the policy, and the customer is the model "user"
+    user            the customer is the policy, and the service agent is the model "agent"
+    agent_and_user  both are trained, with seats=("agent", "user")
 
-As a taskset (``evert.envs.tasksets``), ``tasks=tau2_bench:retail`` trains the first,
-``tasks.plays=user`` the second and ``tasks.plays=both`` the third. The benchmark chooses the
-held-out tasks.
+As a taskset (``evert.envs.tasksets``), ``tasks=tau2_bench:retail`` trains the first agent,
+``tasks.plays=user`` the second and ``tasks.plays=both`` the third. The train/test split is the
+benchmark's own.
 """
 
 import functools
 import os
 from typing import Any
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it downloads prices on import
-os.environ.setdefault("LOGURU_LEVEL", "CRITICAL")  # else each call logs that it has no price
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # don't download prices on import
+os.environ.setdefault("LOGURU_LEVEL", "CRITICAL")  # don't log that calls have no price
 
 import litellm
 from tau2.data_model.simulation import TerminationReason, TextRunConfig
@@ -27,12 +27,12 @@ from tau2.runner import get_tasks, run_single_task
 
 from evert import Game, Outcome
 
-litellm.openai_key = os.environ.get("OPENAI_API_KEY", "unused")  # no call is made without one
+litellm.openai_key = os.environ.get("OPENAI_API_KEY", "unused")  # required for every call
 litellm.suppress_debug_info = True
 
 
 def agent(client: Any, task: dict[str, str]) -> Outcome:
-    """Play an episode in which the policy serves the customer."""
+    """Play an episode in which the policy is the service agent."""
     return play(task, agent=client.model, user="user")
 
 
@@ -42,17 +42,17 @@ def user(client: Any, task: dict[str, str]) -> Outcome:
 
 
 def agent_and_user(client: Any, task: dict[str, str]) -> Outcome:
-    """Play an episode of two trained roles; both get the benchmark's reward."""
+    """Play an episode in which both roles are trained and get the benchmark's reward."""
     return play(task, agent=client.seat("agent").model, user=client.seat("user").model)
 
 
 def play(task: dict[str, str], *, agent: str, user: str) -> Outcome:
-    """Let the benchmark play and score a task.
+    """Play and score a task with the benchmark.
 
     Args:
-        task: ``domain`` and ``id``.
-        agent: Name of the service agent's model.
-        user: Name of the customer's model.
+        task: A dict with ``domain`` and ``id``.
+        agent: Model name for the service agent.
+        user: Model name for the customer.
     """
     once = {"num_retries": 0}
     config = TextRunConfig(
@@ -74,12 +74,12 @@ def play(task: dict[str, str], *, agent: str, user: str) -> Outcome:
 
 @functools.cache
 def tasks_by_id(domain: str) -> dict[str, Task]:
-    """Return the benchmark's tasks of a domain by their ids."""
+    """Return the benchmark's tasks for a domain by id."""
     return {task.id: task for task in get_tasks(domain)}
 
 
 class Tasks(list[dict[str, str]]):
-    """The tasks of a domain's split, as ``play`` takes them."""
+    """The tasks in a split of a domain, in the format for ``play``."""
 
     from_path = True
 
@@ -91,11 +91,11 @@ PLAYS = {"agent": agent, "user": user, "both": agent_and_user}
 
 
 def taskset(domain: str, plays: str = "agent") -> Game:
-    """Return a domain as a game.
+    """Return the game for a domain.
 
     Args:
-        domain: "retail", "telecom", "airline", or "mock", which has no held-out tasks.
-        plays: Who is trained: "agent", "user" or "both".
+        domain: "retail", "telecom", "airline", or "mock" (without held-out tasks).
+        plays: Which role to train: "agent", "user" or "both".
     """
     train, *test = ("train", "test") if domain != "mock" else ("base",)
     Tasks(domain, train)  # raises if there is no such domain

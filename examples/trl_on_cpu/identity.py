@@ -1,4 +1,4 @@
-"""The identity agent under TRL's GRPOTrainer, on the CPU: 30 steps of 64 episodes in half a minute.
+"""Train the identity agent with TRL's GRPOTrainer on a CPU (30 steps take half a minute).
 
 pip install "evert[trl]"
 python examples/trl_on_cpu/identity.py --steps 30 --out runs/trl-identity
@@ -17,10 +17,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=30)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--learning-rate", type=float, default=1e-3)
-parser.add_argument("--model", default="evert-tiny", help="a shipped base, or a model's folder")
+parser.add_argument("--model", default="evert-tiny", help="a shipped base or a model folder")
 parser.add_argument("--episodes", type=int, default=64, help="episodes per step")
-parser.add_argument("--passes", type=int, default=1, help="batches that a step is split into")
-parser.add_argument("--max-tokens", type=int, default=16, help="tokens after the prompt")
+parser.add_argument("--passes", type=int, default=1, help="split each step into this many batches")
+parser.add_argument("--max-tokens", type=int, default=16, help="max tokens after the prompt")
 parser.add_argument("--threads", type=int, default=1)
 parser.add_argument("--out", default="runs/trl-identity")
 options = parser.parse_args()
@@ -55,4 +55,4 @@ trainer = GRPOTrainer(
     peft_config=None if is_tiny else LoraConfig(r=32, lora_alpha=32, target_modules="all-linear"),
 )
 trainer.train()
-trainer.save_state()  # trainer_state.json has the log, with the reward of each step
+trainer.save_state()  # trainer_state.json contains the log with the reward at each step

@@ -1,4 +1,4 @@
-"""Writes ``identity.parquet`` and ``guess_number.parquet`` into the folder given as argument."""
+"""Writes ``identity.parquet`` and ``guess_number.parquet`` to the folder passed as an argument."""
 
 import sys
 from pathlib import Path

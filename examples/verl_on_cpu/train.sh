@@ -3,7 +3,7 @@
 #
 #     examples/verl_on_cpu/train.sh FOLDER identity [verl settings...]
 #
-# The data and metrics.jsonl go to FOLDER. The variable PYTHON names the Python that has verl.
+# The data and metrics.jsonl are written to FOLDER. Set PYTHON to a Python that has verl installed.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 folder="$1" game="$2"

@@ -1,10 +1,11 @@
-"""Lets verl train without a GPU: a CPU platform, and a rollout that evert's engine samples.
+"""Lets verl train without a GPU, using a CPU platform and a rollout sampled by evert's engine.
 
-verl imports this in each of its processes (``VERL_USE_EXTERNAL_MODULES=verl_cpu``). Ray is told of
-a GPU that does not exist (``ray_kwargs.ray_init.num_gpus=1``), since verl asks for one per worker.
-This module registers the platform and the rollout at verl 0.9.1's extension points for other
-hardware, and patches two functions: on a CPU verl gives ``init_process_group`` the backend's name
-twice; and if TRL is installed, verl patches a class that TRL 1.16 no longer has.
+verl imports this module in each of its processes (``VERL_USE_EXTERNAL_MODULES=verl_cpu``). Since
+verl requests a GPU for each worker, we tell Ray that there is one
+(``ray_kwargs.ray_init.num_gpus=1``). This module registers the platform and the rollout with verl
+0.9.1, which has extension points for other hardware. It also works around two problems. On a CPU,
+verl passes the backend's name twice to ``init_process_group``. If TRL is installed, verl patches a
+class that no longer exists in TRL 1.16.
 """
 
 # ruff: noqa: D102 (the methods are verl's)
@@ -32,7 +33,7 @@ _ANSWERS = {
 
 
 class _Device(types.ModuleType):
-    """Replaces ``torch.cuda`` with ``torch.cpu``; functions that it lacks do nothing."""
+    """Stands in for ``torch.cuda`` by using ``torch.cpu``. Missing functions do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -46,7 +47,7 @@ class _Device(types.ModuleType):
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """One CPU as verl's device (``VERL_PLATFORM=cpu``)."""
+    """A single CPU as verl's device (``VERL_PLATFORM=cpu``)."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -70,7 +71,7 @@ class PlatformCPU(PlatformBase):
     manual_seed_all = manual_seed
 
     def nothing(self, *_: Any, **__: Any) -> None:
-        """Do nothing: only a GPU needs these methods."""
+        """Do nothing, since these methods are only needed on a GPU."""
 
     set_device = synchronize = set_allocator_settings = empty_cache = nothing
     profiler_start = profiler_stop = cudart = nothing

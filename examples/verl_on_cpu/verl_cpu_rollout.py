@@ -1,4 +1,4 @@
-"""A rollout replica for verl whose server is evert's engine (``rollout.name=evert``)."""
+"""A rollout replica for verl that samples with evert's engine (``rollout.name=evert``)."""
 
 # ruff: noqa: D102 (the methods are verl's)
 
@@ -19,7 +19,7 @@ SERVER = "evert_server"
 
 
 class Server:
-    """A Ray actor with the weights of a Hugging Face model, and a sampling client for them."""
+    """A Ray actor that holds a Hugging Face model and a sampling client for it."""
 
     def __init__(self, path: str) -> None:
         torch.set_num_threads(1)
@@ -34,17 +34,17 @@ class Server:
         return model_client(self._engine, self._path, self._model, self._tokenizer, self._step)
 
     async def load(self, state: dict[str, torch.Tensor], step: int | None) -> None:
-        """Load new weights to sample from."""
+        """Load new weights for sampling."""
         found = self._model.load_state_dict(state, strict=False)
         if found.unexpected_keys:
-            raise ValueError(f"The model has no {found.unexpected_keys}.")
+            raise ValueError(f"Unexpected keys in the state dict: {found.unexpected_keys}.")
         self._step = step or 0
-        self._client = self._new_client()  # earlier requests still get their answers
+        self._client = self._new_client()  # pending requests still use the old client
 
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
-        """Sample one reply, like verl's servers."""
+        """Sample one reply; same interface as verl's servers."""
         stop = sampling_params.get("stop_token_ids")
         if texts := sampling_params.get("stop"):
             stop = [*texts, *(self._tokenizer.decode([token]) for token in stop or ())]
@@ -63,14 +63,14 @@ class Server:
         )
 
     async def nothing(self, *_: Any, **__: Any) -> None:
-        """Do nothing: only servers with a GPU need these methods."""
+        """Do nothing, since these methods are only needed for servers with a GPU."""
 
     wake_up = sleep = abort_all_requests = resume_generation = nothing
     clear_kv_cache = release_kv_cache = resume_kv_cache = nothing
 
 
 class Replica(RolloutReplica):
-    """The one server of a run."""
+    """Launches the only server in a run."""
 
     async def launch_servers(self) -> None:
         actor = ray.remote(Server).options(name=SERVER, num_cpus=0, max_concurrency=1000)
@@ -80,7 +80,7 @@ class Replica(RolloutReplica):
 
 
 class Adapter(BaseRollout):
-    """Sends the server the weights after each step; runs in the trainer's process."""
+    """Sends new weights to the server after each step. Runs in the trainer's process."""
 
     async def resume(self, tags: list[str]) -> None:
         pass

@@ -2,13 +2,14 @@
 
     env = ChatAgentEnv(my_agent_fn)          # a tinker_cookbook.rl.types.Env
 
-The public names are listed in ``__init__.pyi``, which type checkers also read. Each name is loaded
-on first use. Importing evert registers the games with Gymnasium, as other Gymnasium packages do; it
-does not load torch, tinker or transformers. Where things live:
+The public names are listed in ``__init__.pyi``, which is also used by type checkers. Each name is
+loaded on first use. Like other Gymnasium packages, evert registers its games with Gymnasium when it
+is imported. Importing evert does not load torch, tinker or transformers. The code is organised as
+follows:
 
     evert.bridge     agent function -> Env, groups, datasets
     evert.agents     ready-made agents that run well-known programs
-    evert.envs       the games, and agents as Gymnasium environments
+    evert.envs       games, and agents as Gymnasium environments
     evert.trainers   the embedded engine, training, evaluation
 """
 

@@ -1,4 +1,4 @@
-# The public names, each imported from its module. ``__init__.py`` reads this file, too.
+# The public names, imported from their modules. This file is also read by ``__init__.py``.
 from evert import agents as agents
 from evert.agents.cookbook import CookbookAgent as CookbookAgent
 from evert.agents.mcp_tools import mcp_tools as mcp_tools

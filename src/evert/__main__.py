@@ -1,4 +1,4 @@
-"""``python -m evert``, which is the ``evert`` command."""
+"""``python -m evert`` runs the ``evert`` command."""
 
 import sys
 

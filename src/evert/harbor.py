@@ -1,4 +1,4 @@
-"""Harbor's trials as agents (``HarborAgent``, ``TaskFolders``), and a sandbox (``Bubblewrap``).
+"""Harbor trials as agents (``HarborAgent``, ``TaskFolders``), and a sandbox (``Bubblewrap``).
 
 See ``docs/harbor.md``.
 """
@@ -9,8 +9,8 @@ from evert.bridge.errors import MissingPackageError
 
 if find_spec("harbor") is None or find_spec("harbor.trial") is None:
     raise MissingPackageError(
-        "evert.harbor needs the package harbor 0.25, which is not installed here. Harbor needs "
-        "Python 3.12: install it and evert in a separate environment.",
+        "evert.harbor needs the harbor package (0.25), which is not installed. Harbor requires "
+        "Python 3.12, so install it together with evert in a separate environment.",
         name="harbor",
     )
 

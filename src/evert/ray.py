@@ -1,4 +1,4 @@
-"""Groups of episodes on Ray workers: ``pip install 'evert[ray]'``, ``RayRollouts(workers=8)``."""
+"""Runs groups of episodes on Ray workers: ``RayRollouts(workers=8)``. Needs the ``ray`` extra."""
 
 from evert.trainers.workers.actors import RayRollouts
 

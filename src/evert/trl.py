@@ -1,4 +1,4 @@
-"""evert's agents under TRL's ``GRPOTrainer``: ``rollout_func=Rollouts(agent, tasks)``."""
+"""Trains evert agents with TRL's ``GRPOTrainer``: ``rollout_func=Rollouts(agent, tasks)``."""
 
 from evert.trainers.integrations.trl.rollouts import Rollouts
 

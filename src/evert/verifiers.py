@@ -1,4 +1,4 @@
-"""verifiers' environments as agents (``VerifiersAgent``), and evert's agents under verifiers.
+"""verifiers environments as evert agents (``VerifiersAgent``), and evert agents in verifiers.
 
 See ``docs/trainers.md``.
 """
@@ -9,8 +9,8 @@ from evert.bridge.errors import MissingPackageError
 
 if find_spec("verifiers") is None or find_spec("verifiers.v1") is None:
     raise MissingPackageError(
-        "evert.verifiers needs the package verifiers 0.4 or newer, which is not installed here. "
-        "verifiers needs openai 2: install it and evert in a separate environment.",
+        "evert.verifiers needs the verifiers package (0.4 or newer), which is not installed. It "
+        "requires openai 2, so install it together with evert in a separate environment.",
         name="verifiers",
     )
 

@@ -1,4 +1,4 @@
-"""An MCP server of the package's own class: ``python mcp_server.py [PORT]``; stdio without PORT."""
+"""A test server built with the ``mcp`` package. ``python mcp_server.py [PORT]``; default: stdio."""
 
 import os
 import sys

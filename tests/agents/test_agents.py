@@ -1,4 +1,7 @@
-"""The ready agents: the ``ProcessAgent`` that each makes. tests/frameworks runs the programs."""
+"""Check the ``ProcessAgent`` that each ready-made agent builds.
+
+The programs themselves run in tests/frameworks.
+"""
 
 import json
 import pickle
@@ -24,7 +27,10 @@ CLAUDE_CONFIG_DIR CLAUDECODE ANTHROPIC_AUTH_TOKEN CLAUDE_CODE_OAUTH_TOKEN CLAUDE
 CLAUDE_CODE_USE_VERTEX CLAUDE_CODE_USE_FOUNDRY CODEX_HOME GEMINI_CLI_HOME GEMINI_SANDBOX
 GEMINI_SYSTEM_MD GOOGLE_GENAI_USE_GCA GOOGLE_GENAI_USE_VERTEXAI AIDER_MODEL HOME
 """.split()  # noqa: SIM905
-"""Ways to a user's own settings, and to another model, which the trainer's environment may have."""
+"""Variables that point these programs to the user's own settings or to a different model.
+
+Any of them may be set in the trainer's environment.
+"""
 
 fix_bug = evert.agents.claude_code(
     "Fix the bug.", files={"a.py": "1 +"}, reward=["python", "{folder}/a.py"]
@@ -32,7 +38,9 @@ fix_bug = evert.agents.claude_code(
 
 
 @every_program
-def test_a_ready_agent_pickles_with_and_without_a_task(ready: Callable[..., ProcessAgent]) -> None:
+def test_a_ready_made_agent_pickles_with_and_without_a_task(
+    ready: Callable[..., ProcessAgent],
+) -> None:
     ChatAgentEnv(ready(), "a task")
     ChatAgentEnv(ready("Fix it."))
     options: dict[str, Any] = {"setup": ["git", "init"], "env": {"A": "b"}}
@@ -42,7 +50,7 @@ def test_a_ready_agent_pickles_with_and_without_a_task(ready: Callable[..., Proc
     assert resolve(f"evert.agents:{ready.__name__}", "agent", InvalidAgentError) is ready
 
 
-def test_an_agent_made_in_one_line_of_a_module_can_be_trained_by_its_path() -> None:
+def test_an_agent_defined_in_a_module_can_be_trained_by_import_path() -> None:
     builder = ChatAgentGroupBuilder("tests.agents.test_agents:fix_bug", "a task", 2)
 
     assert builder.agent is fix_bug
@@ -50,7 +58,7 @@ def test_an_agent_made_in_one_line_of_a_module_can_be_trained_by_its_path() -> N
 
 
 @every_program
-def test_a_task_is_never_read_as_an_option_or_command(ready: Callable[..., ProcessAgent]) -> None:
+def test_a_task_is_never_parsed_as_an_option_or_command(ready: Callable[..., ProcessAgent]) -> None:
     command = ready("--help me").command
     within = {"--message=--help me", "--prompt=--help me"} & {*command}
     assert within or command[-2:] == ["--", "--help me"]
@@ -61,7 +69,7 @@ def test_a_task_is_never_read_as_an_option_or_command(ready: Callable[..., Proce
 
 
 @every_program
-def test_options_of_a_process_are_passed_on_or_refused(ready: Callable[..., ProcessAgent]) -> None:
+def test_process_options_are_passed_on_or_rejected(ready: Callable[..., ProcessAgent]) -> None:
     agent = ready(program="mine", arguments=["--more"], cwd="here", host="0.0.0.0", reward="file")
 
     assert (agent.cwd, agent.host, agent.reward) == ("here", "0.0.0.0", "file")
@@ -87,13 +95,13 @@ def test_codex_uses_its_own_sandbox_only_if_requested() -> None:
             assert command[command.index("--sandbox") + 1] == mode
 
 
-def test_only_ready_agents_use_an_available_sandbox_by_default() -> None:
+def test_only_ready_made_agents_use_a_sandbox_by_default() -> None:
     ready = [evert.agents.claude_code(), evert.agents.gemini_cli(), evert.agents.aider()]
     assert [agent.sandbox for agent in ready] == [None] * 3
     assert ProcessAgent(["ls"]).sandbox is False
 
 
-def test_a_users_files_and_variables_override_the_programs() -> None:
+def test_user_files_and_variables_override_the_defaults() -> None:
     files = {"a": "b", "{home}/.codex/config.toml": "mine"}
     agent = evert.agents.codex(files=files, env={"HOME": "elsewhere", "A": "b"})
 
@@ -101,7 +109,7 @@ def test_a_users_files_and_variables_override_the_programs() -> None:
 
 
 @pytest.mark.parametrize("lean", [False, True])
-def test_codexs_configuration_is_toml_with_the_rollouts_address(lean: bool) -> None:
+def test_the_codex_config_is_toml_with_the_rollout_address(lean: bool) -> None:
     files = evert.agents.codex(lean=lean).files
     config = tomllib.loads(str(files["{home}/.codex/config.toml"]))
     assert config["model_providers"]["evert"]["base_url"] == "{base_url}"
@@ -111,7 +119,7 @@ def test_codexs_configuration_is_toml_with_the_rollouts_address(lean: bool) -> N
     assert ("{home}/.codex/instructions.md" in files) is lean
 
 
-def test_gemini_cli_signs_in_with_its_key_and_offers_the_selected_tools() -> None:
+def test_gemini_cli_logs_in_with_its_key_and_offers_the_selected_tools() -> None:
     def settings(**options: Any) -> Any:
         agent = evert.agents.gemini_cli(**options)
         return json.loads(str(agent.files["{home}/.gemini/settings.json"]))
@@ -124,7 +132,7 @@ def test_gemini_cli_signs_in_with_its_key_and_offers_the_selected_tools() -> Non
     assert evert.agents.gemini_cli(lean=True).env["GEMINI_SYSTEM_MD"] == "{home}/.gemini/system.md"
 
 
-def test_claude_code_may_use_the_selected_tools_and_completes_arguments() -> None:
+def test_claude_code_gets_the_selected_tools_and_keeps_completed_arguments() -> None:
     agent = evert.agents.claude_code(tools=["Read", "Bash(git *)", "Bash(ls)"])
 
     assert "--tools=Read,Bash" in agent.command
@@ -134,12 +142,12 @@ def test_claude_code_may_use_the_selected_tools_and_completes_arguments() -> Non
     assert not without._settings.keep_completed_arguments
 
 
-def test_ready_agents_send_no_telemetry_and_ignore_the_users_settings() -> None:
+def test_ready_made_agents_send_no_telemetry_and_ignore_user_settings() -> None:
     aider, claude, codex, gemini = (ready() for ready in READY)
 
     assert claude.env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"  # titles, telemetry
     assert claude.env["CLAUDE_CODE_DISABLE_ATTACHMENTS"] == "1"  # "@/home/me/notes" in a task
-    assert gemini.env["GOOGLE_API_KEY"] is None  # Gemini's own is the rollout's, too
+    assert gemini.env["GOOGLE_API_KEY"] is None  # GEMINI_API_KEY already holds the rollout key
     variables = harmless({name: "mine" for name in THEIR_SETTINGS})
     assert not variables.keys() & {*THEIR_SETTINGS}
     assert not any("HOME" in agent.env for agent in (aider, claude, codex, gemini))
@@ -147,7 +155,7 @@ def test_ready_agents_send_no_telemetry_and_ignore_the_users_settings() -> None:
 
 
 @every_program
-async def test_a_missing_program_is_an_error_that_says_how_to_install_it(
+async def test_the_error_for_a_missing_program_explains_how_to_install_it(
     ready: Callable[..., ProcessAgent], tmp_path: Path
 ) -> None:
     install = {

@@ -1,4 +1,4 @@
-"""The Cookbook's environments as agents give the same rollouts, token for token."""
+"""Wrapping a Cookbook environment as an agent gives the same rollouts, token for token."""
 
 import asyncio
 import pickle
@@ -45,14 +45,14 @@ from evert.bridge.tokens.bases import default_renderer
 
 
 class Answerer(MessageCompleter):
-    """A model that says yes to every text with an "i"."""
+    """A model that answers "yes" to any text containing an "i"."""
 
     async def __call__(self, messages: list[Message]) -> Message:
         return Message(role="assistant", content="yes" if "i" in messages[-1]["content"] else "no")
 
 
 class Opponent(MessageCompleter):
-    """A model that plays the first free fields in order."""
+    """A model that plays the squares in order."""
 
     def __init__(self) -> None:
         self._fields = iter(range(9))
@@ -123,7 +123,7 @@ NEW_SEQUENCES = [
     "a board, with stops of its own",
     "a broken tool call, asked again",
 ]
-"""Where the environment shows a reply otherwise than it was sampled, or not at all."""
+"""Scenes in which the environment changes a sampled reply in the history, or drops it."""
 
 
 def rollout(env: Env, say: Sequence[str], renderer: Any = None, **limits: int) -> Trajectory:
@@ -133,7 +133,7 @@ def rollout(env: Env, say: Sequence[str], renderer: Any = None, **limits: int) -
 
 
 def facts(transition: Transition, reference: Transition) -> tuple[Any, ...]:
-    """Return the parts of a transition that the environment's own transition has, too."""
+    """Return the parts of a transition to compare, limited to the keys that the reference has."""
     metrics = {key: transition.metrics.get(key) for key in reference.metrics if "stop/" not in key}
     logs = {key: transition.logs.get(key) for key in reference.logs}
     prompt = transition.ob.to_ints()
@@ -146,7 +146,7 @@ def check_equal(ours: Trajectory, theirs: Trajectory) -> None:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_the_agent_plays_as_the_environment_itself(scene: str) -> None:
+def test_the_agent_plays_like_the_environment(scene: str) -> None:
     make, say = SCENES[scene]
     theirs = rollout(make(default_renderer()), say)
     ours = rollout(ChatAgentEnv(CookbookAgent(make)), say)
@@ -160,7 +160,7 @@ def test_the_agent_plays_as_the_environment_itself(scene: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_agent_plays_as_the_environment_with_every_renderer(name: str) -> None:
+def test_the_agent_plays_like_the_environment_with_every_renderer(name: str) -> None:
     family = renderer_named(name)
     make, say = SCENES[TWENTY_QUESTIONS]
     theirs, ours = (
@@ -170,12 +170,12 @@ def test_the_agent_plays_as_the_environment_with_every_renderer(name: str) -> No
 
     assert rewards(ours) == rewards(theirs)
     for our, reference in zip(ours.transitions, theirs.transitions, strict=True):
-        # some show an empty thought in history that was not sampled: what was sampled stays
+        # some renderers insert an empty think block into the history; the sampled text is unchanged
         texts = [family.tokenizer.decode(turn.ob.to_ints()) for turn in (our, reference)]
         assert len({"".join(re.sub("</?think>", "", str(text)).split()) for text in texts}) == 1
 
 
-def test_a_truncated_reply_is_truncated_for_the_environment() -> None:
+def test_the_environment_sees_a_truncated_reply_as_truncated() -> None:
     theirs = rollout(calculator(default_renderer()), [CALL], max_turn_tokens=4)
     ours = rollout(ChatAgentEnv(CookbookAgent(calculator)), [CALL], max_turn_tokens=4)
 
@@ -205,7 +205,7 @@ async def test_a_group_builders_reward_metrics_and_cleanup_are_used() -> None:
     assert len(cleaned) == 2
 
 
-async def test_a_cookbook_agent_is_recorded_replayed_and_pickled(tmp_path: Path) -> None:
+async def test_a_cookbook_agent_can_be_recorded_replayed_and_pickled(tmp_path: Path) -> None:
     agent = CookbookAgent(guess_number)
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     group = ChatAgentGroupBuilder(agent, 42, group_size=2, record=recorder)
@@ -218,13 +218,13 @@ async def test_a_cookbook_agent_is_recorded_replayed_and_pickled(tmp_path: Path)
     assert (await do_group_rollout(received, policy)).get_total_rewards() == [1.0]
 
 
-async def test_a_cookbook_agent_plays_with_a_model_without_sampled_tokens() -> None:
+async def test_a_cookbook_agent_works_with_a_model_that_returns_no_tokens() -> None:
     class Yes(ArithmeticEnv):
         def check_answer(self, sample_str: str) -> bool:
             return sample_str == "yes"
 
     async def asks_a_frozen_model(client: Any) -> Outcome:
-        """Play an inner environment with a frozen model, whose tokens are unknown."""
+        """Play an inner environment with a frozen model, so evert does not see the tokens."""
         client.model = "player"
         return await CookbookAgent(lambda renderer: Yes(1, 1, renderer))(client)
 
@@ -232,7 +232,7 @@ async def test_a_cookbook_agent_plays_with_a_model_without_sampled_tokens() -> N
 
 
 class Held(MessageEnv):
-    """An environment that counts its open instances."""
+    """An environment that counts how many instances are open."""
 
     opened = 0
 
@@ -269,7 +269,7 @@ async def test_an_environment_is_closed_however_its_episode_ends(make: Any, end:
 
 
 class OwnTokens(Env):
-    """An Env that makes its prompt without a renderer, or has its own stop tokens."""
+    """An Env that builds its prompt without a renderer or uses custom stop tokens."""
 
     def __init__(self, renderer: Any = None) -> None:
         self._renderer = renderer
@@ -287,22 +287,22 @@ class OwnTokens(Env):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda renderer: OwnTokens(), "that it did not make with the renderer it was given"),
-        (lambda renderer: GuessNumberEnv(1, default_renderer()), "that it did not make with"),
-        (OwnTokens, r"stops at the tokens \[7\], but a chat client takes"),
-        (lambda renderer: 3, "returned 3; expected an Env, a MessageEnv or an EnvGroupBuilder"),
+        (lambda renderer: OwnTokens(), "that was not created with the renderer it was given"),
+        (lambda renderer: GuessNumberEnv(1, default_renderer()), "that was not created with"),
+        (OwnTokens, r"stops at the tokens \[7\], but a chat client only supports"),
+        (lambda renderer: 3, "returned 3; expected a Cookbook Env, MessageEnv or EnvGroupBuilder"),
         (
             lambda renderer: ProblemGroupBuilder(lambda: ArithmeticEnv(1, 2, renderer), 4),
-            "makes a group of 4 Envs; expected one",
+            "makes a group of 4 Envs; expected a single",
         ),
     ],
 )
-async def test_an_env_that_needs_more_than_messages_is_refused(make: Any, message: str) -> None:
+async def test_an_env_that_needs_more_than_messages_is_rejected(make: Any, message: str) -> None:
     with pytest.raises(AgentError, match=message):
         await play(CookbookAgent(make), "yes")
 
 
-async def test_a_client_that_is_not_an_envs_is_refused() -> None:
+async def test_a_client_that_does_not_belong_to_an_env_is_rejected() -> None:
     with pytest.raises(InvalidAgentError, match="needs the client of an evert Env"):
         await CookbookAgent(guess_number)(object(), 3)  # type: ignore[arg-type]
 
@@ -310,7 +310,7 @@ async def test_a_client_that_is_not_an_envs_is_refused() -> None:
 @pytest.mark.parametrize(
     ("grader", "hostile"), [("sympy", "(99999999!)"), ("math_verify", "9^{9^{9^{9}}}")]
 )
-async def test_answers_of_math_rl_are_graded_without_hanging(grader: Any, hostile: str) -> None:
+async def test_math_rl_answers_are_graded_without_hanging(grader: Any, hostile: str) -> None:
     def make(renderer: Renderer) -> MathEnv:
         return MathEnv("How many?", "\\frac{3}{4}", renderer, grader=grader)
 

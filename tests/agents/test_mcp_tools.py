@@ -1,4 +1,4 @@
-"""``evert.mcp_tools``: an agent's tools from MCP servers, which end with the episode."""
+"""``evert.mcp_tools``: agents use tools from MCP servers, which stop when the episode ends."""
 
 import asyncio
 import gc
@@ -53,7 +53,7 @@ def _answers(port: int) -> bool:
 
 
 def agent_of(server: Any, seen: list[str] | None = None, **options: Any) -> Callable[..., Any]:
-    """Return an agent that continues while the policy calls tools; each call earns 1."""
+    """Return an agent that runs until the policy stops calling tools. Each call earns 1."""
 
     async def agent(client: AgentClient) -> float:
         tools = await evert.mcp_tools(server, **options)
@@ -83,14 +83,14 @@ async def check_calls(server: Any) -> None:
     assert seen[0] == "7"
     assert seen[1].startswith("Error:")
     assert "three" in seen[1] or "integer" in seen[1]
-    assert seen[2] == "Error: there is no tool 'fly'; there are add, die, sleep"
+    assert seen[2] == "Error: there is no tool 'fly'. Available tools: add, die, sleep"
 
 
-async def test_the_tools_of_a_command_are_offered_called_and_explained() -> None:
+async def test_tools_of_a_stdio_server_are_offered_and_called() -> None:
     await check_calls(STDIO)
 
 
-async def test_the_tools_of_a_server_over_http_are_offered_called_and_explained(url: str) -> None:
+async def test_tools_of_an_http_server_are_offered_and_called(url: str) -> None:
     await check_calls(url)
 
 
@@ -100,20 +100,20 @@ async def test_concurrent_episodes_have_separate_sessions(url: str) -> None:
         assert [reward(trajectory) for trajectory in await asyncio.gather(*episodes)] == [1.0] * 3
 
 
-async def test_the_error_of_a_server_that_dies_has_its_last_output() -> None:
+async def test_the_error_for_a_crashed_server_shows_its_last_output() -> None:
     death = calling("die", words="x" * 9000 + "The disk is full.")
     with pytest.raises(AgentError, match=r"The disk is full\.$"):
         await play(agent_of(STDIO), calling("add", a=1, b=1), death, "Done.")
 
 
-async def test_the_error_of_a_server_that_does_not_start_has_its_output() -> None:
+async def test_the_error_for_a_server_that_fails_to_start_shows_its_output() -> None:
     with pytest.raises(AgentError, match="The server's own words: no configuration"):
         await play(agent_of([*STDIO, "0"]), "Done.")
     with pytest.raises(AgentError, match="No such file"):
         await play(agent_of(["no-such-program"]), "Done.")
 
 
-async def test_a_dead_or_missing_server_over_http_is_an_error(url: str) -> None:
+async def test_a_dead_or_missing_http_server_is_an_error(url: str) -> None:
     with pytest.raises(AgentError, match=rf"The MCP server '{url}' failed"):
         await play(agent_of(url, timeout_s=5), calling("die", words="Bye."), "Done.")
     with pytest.raises(AgentError, match="failed"):
@@ -126,7 +126,7 @@ async def test_a_tool_call_that_times_out_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "dropped", "while it starts", "deaf"])
-async def test_an_abandoned_agent_leaves_no_server(how: str) -> None:
+async def test_an_abandoned_agent_leaves_no_server_running(how: str) -> None:
     deaf = [sys.executable, "-c", "import time; time.sleep(60)"]
     env = ChatAgentEnv(agent_of(deaf if how == "deaf" else STDIO))
     starting = asyncio.ensure_future(env.initial_observation())
@@ -136,7 +136,7 @@ async def test_an_abandoned_agent_leaves_no_server(how: str) -> None:
         with pytest.raises(evert.EnvClosedError):
             await starting
         return
-    others = {*psutil.Process().children()}  # of other tests, such as a server of forks
+    others = {*psutil.Process().children()}  # started by other tests, e.g. a fork server
     await starting
     [server] = {*psutil.Process().children()} - others
     if how == "closed":
@@ -151,7 +151,7 @@ async def test_an_abandoned_agent_leaves_no_server(how: str) -> None:
     assert not server.is_running()
 
 
-async def test_outside_of_an_episode_the_caller_closes_the_session() -> None:
+async def test_outside_an_episode_the_caller_closes_the_session() -> None:
     tools = await evert.mcp_tools(STDIO)
     assert await tools.call("add", '{"a": 1, "b": 2}') == "3"
     for wrong in ("{", "[1]", "null", "[" * 100_000):
@@ -161,7 +161,7 @@ async def test_outside_of_an_episode_the_caller_closes_the_session() -> None:
     await tools.close()
 
 
-def test_a_plain_function_may_open_a_session_in_its_own_loop() -> None:
+def test_a_sync_agent_can_open_a_session_in_its_own_event_loop() -> None:
     def agent(client: evert.BlockingAgentClient) -> float:
         async def whole() -> str:
             tools = await evert.mcp_tools(STDIO)

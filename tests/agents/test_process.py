@@ -1,6 +1,6 @@
-"""Agents that are commands: real processes over real HTTP, their rewards and their errors.
+"""Run commands as agents, with real processes and real HTTP, and check rewards and errors.
 
-Their files and setup are in ``test_process_folder.py``; invalid rewards in ``tests/faults``.
+``test_process_folder.py`` covers files and setup, and ``tests/faults`` covers invalid rewards.
 """
 
 import asyncio
@@ -52,10 +52,10 @@ def is_there(path: str) -> bool:
     return Path(path).exists()
 
 
-# -- what it finds -------------------------------------------------------------------------------
+# -- the environment of a command ----------------------------------------------------------------
 
 
-async def test_a_script_plays_an_episode_and_its_exit_status_is_the_reward() -> None:
+async def test_a_script_plays_an_episode_and_its_exit_status_sets_the_reward() -> None:
     code = 'import sys; sys.exit(0 if ask("Is it?") + ask("Sure?") == "yesno" else 3)'
     for replies, reward, status in [(["yes", "no"], 1.0, 0), (["no", "yes"], 0.0, 3)]:
         trajectory = await play(python(code), *replies)
@@ -63,7 +63,7 @@ async def test_a_script_plays_an_episode_and_its_exit_status_is_the_reward() -> 
         assert trajectory.transitions[-1].logs["exit_status"] == status
 
 
-async def test_a_script_with_the_real_sdks_needs_no_setting() -> None:
+async def test_the_real_sdks_need_no_configuration_in_a_script() -> None:
     code = """
 import anthropic, openai
 model = os.environ["EVERT_MODEL"]
@@ -107,7 +107,7 @@ async def test_placeholders_for_the_address_work_in_arguments() -> None:
 # -- rewards -------------------------------------------------------------------------------------
 
 
-async def test_a_reward_may_be_written_to_a_file() -> None:
+async def test_a_reward_can_be_written_to_a_file() -> None:
     code = 'import sys; ask("x"); open(os.environ["EVERT_REWARD_FILE"], "w").write(sys.argv[1])'
     for content, reward in [('{"reward": -1, "metrics": {"tests": 3}}', -1.0), ("true", 1.0)]:
         last = await last_of(python(code, content, reward="file"))
@@ -115,7 +115,7 @@ async def test_a_reward_may_be_written_to_a_file() -> None:
         assert last.metrics.get("tests") == (3 if "tests" in content else None)
 
 
-async def test_a_reward_may_be_a_sync_or_async_function_of_output_files_and_task() -> None:
+async def test_a_reward_can_be_a_sync_or_async_function_of_output_files_and_task() -> None:
     def score(result: ProcessResult, task: Any) -> Outcome:
         assert (result.stdout, result.stderr, result.status) == ("yes\n", "abc", 0)
         return Outcome(float((result.folder / "made").read_text() == task))
@@ -133,7 +133,7 @@ async def test_a_blocking_reward_function_does_not_block_other_episodes() -> Non
     meeting = threading.Barrier(2)
 
     def score(result: ProcessResult, task: Any) -> bool:
-        meeting.wait(30)  # both are scored at the same time, or neither ever is
+        meeting.wait(30)  # deadlocks unless both episodes are scored concurrently
         return True
 
     agent = python('ask("x")', reward=score)
@@ -142,7 +142,7 @@ async def test_a_blocking_reward_function_does_not_block_other_episodes() -> Non
     assert [trajectory.transitions[-1].reward for trajectory in trajectories] == [1.0, 1.0]
 
 
-async def test_a_reward_may_be_a_command_that_judges_the_folder() -> None:
+async def test_a_reward_can_be_a_command_that_judges_the_folder() -> None:
     judge = "import sys; print('judged'); sys.exit(open(sys.argv[1]).read() != sys.argv[2])"
     code = 'import sys; ask("x"); open("made", "w").write(sys.argv[1]); raise SystemExit(3)'
     for text, reward in [("seven", 1.0), ("eight", 0.0)]:
@@ -154,7 +154,7 @@ async def test_a_reward_may_be_a_command_that_judges_the_folder() -> None:
         assert last.logs["reward_stdout"] == "judged\n"
 
 
-async def test_a_judges_files_folder_and_home_are_hidden_from_the_agent() -> None:
+async def test_the_judges_files_folder_and_home_are_hidden_from_the_agent() -> None:
     names = "('HOME', 'TMPDIR', 'EVERT_TASK_FILE')"
     look = f"print(*(os.environ[name] for name in {names}), sys.argv[1])"
     seen = "print(sorted(os.listdir('.')), sorted(os.listdir(os.environ['HOME'])))"
@@ -179,8 +179,8 @@ async def test_a_judges_files_folder_and_home_are_hidden_from_the_agent() -> Non
 
 
 @pytest.mark.parametrize("reward", [["python3", "check.py"], ["test", "-e", "made"]])
-def test_a_judge_without_the_agents_folder_is_refused(reward: Any, tmp_path: Path) -> None:
-    with pytest.raises(InvalidAgentError, match="does not say where the agent ran"):
+def test_a_judge_command_without_the_agents_folder_is_rejected(reward: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidAgentError, match="is not passed the folder where the agent ran"):
         ProcessAgent(["ls"], reward=reward)
     ProcessAgent(["ls"], reward=reward, cwd=tmp_path)
     ProcessAgent(["ls"], reward=reward, files={"{judge}/check.py": "where = '{folder}'"})
@@ -189,10 +189,10 @@ def test_a_judge_without_the_agents_folder_is_refused(reward: Any, tmp_path: Pat
 # -- errors --------------------------------------------------------------------------------------
 
 
-def test_a_command_or_reward_of_the_wrong_type_is_refused() -> None:
+def test_a_command_or_reward_of_the_wrong_type_is_rejected() -> None:
     commands: list[Any] = ["ls -l", [], [1, 2], ["ls", None]]
     for command in commands:
-        with pytest.raises(InvalidAgentError, match="takes the command as a list of strings"):
+        with pytest.raises(InvalidAgentError, match="expects the command as a list of strings"):
             ProcessAgent(command)
     rewards: list[Any] = ["exit_status", None, 1.0, [], ["ls", 1]]
     for reward in rewards:
@@ -206,7 +206,7 @@ async def error_of(agent: ProcessAgent, task: object = NO_TASK, **options: Any) 
     return caught.value
 
 
-async def test_a_program_that_cannot_start_is_an_error_with_advice(tmp_path: Path) -> None:
+async def test_the_error_for_a_program_that_cannot_start_includes_advice(tmp_path: Path) -> None:
     command = ["evert-no-such-program"]
     plain = await error_of(ProcessAgent(command))
     with_advice = await error_of(
@@ -217,10 +217,10 @@ async def test_a_program_that_cannot_start_is_an_error_with_advice(tmp_path: Pat
 
     assert isinstance(plain.__cause__, CommandError)
     assert "The program 'evert-no-such-program' was not found" in str(plain)
-    assert "install it in a folder of PATH, or give its full path" in str(plain)
-    assert "To fix it: npm install -g evert-no-such-program." in str(with_advice)
+    assert "install it in a folder on the PATH, or pass its full path" in str(plain)
+    assert "To fix this: npm install -g evert-no-such-program." in str(with_advice)
     assert "wrote last" not in str(with_advice)
-    assert "cannot be started: [Errno 13] Permission denied" in str(denied)
+    assert "could not be started: [Errno 13] Permission denied" in str(denied)
 
 
 REFUSED = """
@@ -232,21 +232,21 @@ except HTTPError as error:
 """
 
 
-async def test_the_error_of_a_command_that_fails_after_a_refusal_shows_both() -> None:
+async def test_the_error_for_a_command_that_fails_after_a_rejected_call_shows_both() -> None:
     models = {"judge": ScriptedPolicy(["yes"])}
     code_of_exit = f"import sys{REFUSED}    raise SystemExit(1)"
     unknown = await error_of(python(code_of_exit, "x", "gpt-4o"), models=models)
     code = f"import sys; ask('Hi'); sys.argv.append(chr(0xD800)){REFUSED}    raise SystemExit(2)"
     refused = await error_of(python(code))
 
-    assert "before it made a model call" in str(unknown)
+    assert "before it called the model" in str(unknown)
     assert "gpt-4o" in str(unknown)
     assert "after 1 model calls" in str(refused)
-    assert "ended with status 2 when its model call was refused: " in str(refused)
+    assert "exited with status 2 after a rejected model call: " in str(refused)
     assert "wrote last: stderr '{" in str(refused)
 
 
-async def test_a_command_whose_last_prompt_is_too_long_ends_as_a_context_overflow() -> None:
+async def test_a_command_whose_last_prompt_is_too_long_ends_with_a_context_overflow() -> None:
     options: Any = {"context_length": 200, "context_overflow_reward": -0.5}
     for status in (0, 1):
         code = f"import sys; ask('Hi'){REFUSED}    raise SystemExit({status})"
@@ -258,14 +258,14 @@ async def test_a_command_whose_last_prompt_is_too_long_ends_as_a_context_overflo
     assert last.reward == last.metrics["stop/completed"] == 1.0
 
 
-async def test_a_command_that_hangs_is_a_timeout_with_the_end_of_its_output() -> None:
+async def test_the_timeout_error_for_a_hanging_command_shows_its_last_output() -> None:
     code = "import sys, time; ask('x'); print('waiting for a lock', file=sys.stderr, flush=True)"
     last = f"The command {sys.executable!r} wrote last: stderr 'waiting for a lock'"
     with pytest.raises(AgentTimeoutError, match=re.escape(last)):
         await kit.play(python(f"{code}; time.sleep(600)"), "yes", agent_timeout=2)
 
 
-async def test_a_reward_function_that_raises_is_an_error_with_the_commands_output() -> None:
+async def test_the_error_for_a_failing_reward_function_shows_the_commands_output() -> None:
     def score(result: ProcessResult, task: Any) -> float:
         return float((result.folder / "made").read_text())
 

@@ -1,4 +1,4 @@
-"""The folder that a command runs in: its files, its setup, and the placeholders."""
+"""Prepare the folder a command runs in: files, setup and placeholders."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ async def test_files_are_written_into_the_folder_with_placeholders_replaced(tmp_
     assert (tmp_path / "repo" / "inner" / "a.py").read_text() == "f'{task}'"
 
 
-async def test_a_file_in_the_home_is_outside_the_folder_and_deleted_with_it() -> None:
+async def test_home_files_are_outside_the_folder_and_deleted_with_it() -> None:
     code = "print(os.listdir(), os.environ['CONFIG'], open(sys.argv[1]).read())"
     files, env = {"{home}/a/config": "key={api_key}"}, {"CONFIG": "{home}/a"}
     agent = python(f"import sys; ask('x'); {code}", "{home}/a/config", files=files, env=env)
@@ -49,7 +49,7 @@ async def test_a_file_in_the_home_is_outside_the_folder_and_deleted_with_it() ->
     assert not is_there(home)
 
 
-async def test_a_file_replaces_what_an_earlier_episode_left(tmp_path: Path) -> None:
+async def test_files_replace_what_an_earlier_episode_left_behind(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "work" / "link").symlink_to(tmp_path / "precious")
@@ -69,7 +69,7 @@ async def test_a_setup_command_runs_in_the_folder_after_the_files() -> None:
     assert await output(agent, task="setup") == "from setup"
 
 
-async def test_a_setup_function_gets_the_folder_and_the_task_and_may_be_async() -> None:
+async def test_a_setup_function_gets_the_folder_and_the_task_and_can_be_async() -> None:
     def lay_out(folder: Path, task: Any) -> None:
         for name, text in task["files"].items():
             (folder / name).write_text(text)
@@ -83,7 +83,7 @@ async def test_a_setup_function_gets_the_folder_and_the_task_and_may_be_async() 
     assert await output(python(SHOW, "a", setup=asynchronous)) == "None"
 
 
-async def test_placeholders_of_a_task_are_replaced_once() -> None:
+async def test_placeholders_inside_a_task_are_not_replaced() -> None:
     code = 'import sys; ask("x"); print(sys.argv[1], end="")'
     rows: list[tuple[str, Any, str]] = [
         ("{task[prompt]}", {"prompt": "say {task[b]} {model}", "b": 1}, "say {task[b]} {model}"),
@@ -107,14 +107,16 @@ print(sys.argv[1], len(task["text"]), "EVERT_TASK" in os.environ)
     assert await output(python(code, "{task[name]}"), task=task) == "big 100000 False\n"
 
 
-async def test_arguments_that_are_too_long_are_an_error_that_names_the_file() -> None:
+async def test_the_error_for_overlong_arguments_mentions_the_task_file() -> None:
     error = await error_of(python("", "{task}"), task="x" * 3_000_000)
 
     assert "its arguments are too long" in str(error)
-    assert "the file that EVERT_TASK_FILE names" in str(error)
+    assert "the file in EVERT_TASK_FILE" in str(error)
 
 
-async def test_placeholders_work_in_variables_and_none_removes_one(monkeypatch: Patch) -> None:
+async def test_placeholders_work_in_variables_and_none_unsets_a_variable(
+    monkeypatch: Patch,
+) -> None:
     monkeypatch.setenv("MY_TOKEN", "secret")
     code = 'ask("x"); print(os.environ.get("MY_TOKEN"), os.environ["WHERE"] == os.getcwd())'
     agent = python(code, env={"MY_TOKEN": None, "WHERE": "{folder}"})
@@ -122,12 +124,12 @@ async def test_placeholders_work_in_variables_and_none_removes_one(monkeypatch: 
     assert await output(agent) == "None True\n"
 
 
-def test_invalid_files_and_setups_are_refused(tmp_path: Path) -> None:
+def test_invalid_files_and_setups_are_rejected(tmp_path: Path) -> None:
     for name in ("/etc/passwd", "../out", "a/../../out", "{home}/../out"):
-        with pytest.raises(InvalidAgentError, match="would lie outside of the episode's folder"):
+        with pytest.raises(InvalidAgentError, match="would be outside the episode's folder"):
             ProcessAgent(["ls"], files={name: "x"})
     content: Any = 7
-    with pytest.raises(InvalidAgentError, match="'a' is of type int; expected its text"):
+    with pytest.raises(InvalidAgentError, match="'a' has type int; expected text"):
         ProcessAgent(["ls"], files={"a": content})
     with pytest.raises(InvalidAgentError, match="copied from .*nowhere, which does not exist"):
         ProcessAgent(["ls"], files={"a": tmp_path / "nowhere"})
@@ -137,23 +139,23 @@ def test_invalid_files_and_setups_are_refused(tmp_path: Path) -> None:
             ProcessAgent(["ls"], setup=setup)
 
 
-async def test_a_missing_part_of_a_task_is_named() -> None:
+async def test_the_error_for_a_missing_task_field_names_it() -> None:
     tasks: list[Any] = [{"other": 1}, "text", ["one"]]
     for task in tasks:
         error = await error_of(python("", "{task[prompt]}"), task=task)
         assert isinstance(error.__cause__, InvalidAgentError)
-        assert "{task[prompt]}, which the task" in str(error)
+        assert "{task[prompt]}, but the task" in str(error)
 
 
-async def test_a_setup_that_fails_is_an_error_with_its_output() -> None:
+async def test_the_error_for_a_failing_setup_shows_its_output() -> None:
     error = await error_of(python("", setup=[sys.executable, "-c", "raise SystemExit('no disk')"]))
 
     assert isinstance(error.__cause__, CommandError)
-    assert "ended with status 1, so the agent was not started" in str(error)
+    assert "exited with status 1, so the agent was not started" in str(error)
     assert f"The setup {sys.executable!r} wrote last: stderr 'no disk'" in str(error)
 
 
-async def test_a_setup_that_hangs_is_a_named_timeout_and_leaves_no_process() -> None:
+async def test_a_hanging_setup_times_out_and_leaves_no_process() -> None:
     mark = new_mark()
     code = "import sys, time; print('half', flush=True); time.sleep(600)"
     agent = python("", setup=[sys.executable, "-c", code, mark])

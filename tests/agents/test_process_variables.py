@@ -1,5 +1,5 @@
-"""The environment variables of a command: it gets only the secrets that ``env=`` names, and these
-are redacted in its output."""
+"""Environment variables of a command: it only sees the secrets passed with ``env=``, and those are
+redacted in its output."""
 
 import json
 import os
@@ -26,7 +26,7 @@ SECRETS = {
     "MY_SETTING": "sentinel-0008",
 }
 OUTSIDE = os.path.realpath(sys.executable)
-"""A Python that looks at its user's packages, as that of a virtual environment does not."""
+"""The base interpreter, which reads user site-packages (a virtual environment's doesn't)."""
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -38,7 +38,7 @@ def secrets(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.usefixtures("secrets")
-async def test_a_command_its_setup_and_its_judge_see_no_secret() -> None:
+async def test_a_command_its_setup_and_its_judge_see_no_secrets() -> None:
     seen: list[str] = []
 
     def read(result: Any, task: Any) -> float:
@@ -54,7 +54,7 @@ async def test_a_command_its_setup_and_its_judge_see_no_secret() -> None:
         assert "sentinel" not in text
 
 
-async def test_a_command_has_a_path_a_home_and_its_own_temporary_folder() -> None:
+async def test_a_command_gets_path_a_home_and_its_own_temporary_folder() -> None:
     code = """
 import tempfile
 ask("x")
@@ -69,7 +69,7 @@ print(json.dumps([dict(os.environ), tempfile.gettempdir(), os.getcwd()]))
     assert not scratch.exists()
 
 
-async def test_a_locale_is_passed_on_and_not_invented(monkeypatch: Patch) -> None:
+async def test_a_locale_is_passed_on_only_if_it_is_set(monkeypatch: Patch) -> None:
     for name in ("LANG", "LC_ALL", "LC_CTYPE"):
         monkeypatch.delenv(name, raising=False)
     show = ["sh", "-c", "env | grep -c '^LC_CTYPE'; true", "{folder}"]
@@ -82,25 +82,25 @@ async def test_a_locale_is_passed_on_and_not_invented(monkeypatch: Patch) -> Non
 
 
 @pytest.mark.usefixtures("secrets")
-async def test_env_passes_on_the_variables_that_it_names() -> None:
+async def test_env_passes_on_the_referenced_variables() -> None:
     code = "ask('x'); print(os.environ['SETTING'], os.environ['WHOLE'], 'MY_SETTING' in os.environ)"
     env = {"SETTING": "{env[MY_SETTING]}", "WHOLE": "<{env[MY_SETTING]}>"}
 
     assert await output(python(code, env=env)) == "sentinel-0008 <sentinel-0008> False\n"
 
 
-async def test_a_variable_that_is_not_set_is_an_error_that_names_it(monkeypatch: Patch) -> None:
+async def test_the_error_for_an_unset_variable_names_it(monkeypatch: Patch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
     error = await error_of(python("", env={"A": "{env[NOT_SET]}"}))
 
     assert isinstance(error.__cause__, InvalidAgentError)
-    assert "env= asks for {env[NOT_SET]}, but the environment variable NOT_SET is not set" in (
+    assert "env=... uses {env[NOT_SET]}, but the environment variable NOT_SET is not set" in (
         str(error)
     )
 
 
 @pytest.mark.usefixtures("secrets")
-async def test_variables_are_not_replaced_in_tasks_commands_or_files() -> None:
+async def test_env_placeholders_are_not_replaced_in_tasks_commands_or_files() -> None:
     placeholder = "{env[MY_SETTING]}"
     code = "import sys; ask('x'); print(sys.argv[1], open('a').read(), os.environ['TASK'])"
     agent = python(code, placeholder, files={"a": placeholder}, env={"TASK": "{task}"})
@@ -108,7 +108,7 @@ async def test_variables_are_not_replaced_in_tasks_commands_or_files() -> None:
     assert await output(agent, task=placeholder) == f"{placeholder} {placeholder} {placeholder}\n"
 
 
-def test_a_proxy_is_passed_on_unless_it_has_a_login() -> None:
+def test_a_proxy_is_passed_on_unless_its_url_has_credentials() -> None:
     proxies = {"https_proxy": "http://proxy:80", "HTTP_PROXY": "http://me:word@proxy:80"}
     variables = harmless({**proxies, "NO_PROXY": "localhost"})
 
@@ -116,7 +116,9 @@ def test_a_proxy_is_passed_on_unless_it_has_a_login() -> None:
     assert "HTTP_PROXY" not in variables
 
 
-def test_programs_that_look_in_the_home_still_work(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_programs_that_look_in_the_home_folder_still_work(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     rust, volta = tmp_path / ".rustup", tmp_path / "elsewhere"
     rust.mkdir()
     volta.mkdir()
@@ -127,7 +129,7 @@ def test_programs_that_look_in_the_home_still_work(tmp_path: Path, monkeypatch: 
     assert "ASDF_DATA_DIR" not in variables
 
 
-async def test_packages_installed_for_the_user_are_found(tmp_path: Path) -> None:
+async def test_user_site_packages_are_found(tmp_path: Path) -> None:
     module = tmp_path / "lib" / f"python3.{sys.version_info.minor}" / "site-packages" / "theirs.py"
     module.parent.mkdir(parents=True)
     module.write_text("answer = 42")

@@ -1,7 +1,7 @@
-"""Commands in a sandbox: 90 attempts to escape, what works inside, and machines without one.
+"""Run commands in a sandbox: 90 escape attempts, what works inside, and machines without one.
 
-The attempts are in ``tests/faults/escapes.py``; what a command in one leaves behind, in
-``tests/faults/commands.py``.
+The escape attempts are defined in ``tests/faults/escapes.py``. ``tests/faults/commands.py`` covers
+what a sandboxed command leaves behind.
 """
 
 import asyncio
@@ -42,12 +42,12 @@ def _there_is_a_sandbox() -> None:
     kit.needs_sandbox()
 
 
-# -- attempts to escape ----------------------------------------------------------------------------
+# -- escape attempts -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, dict[str, str]]]:
-    """Return the result of each attempt, in a sandbox and without one."""
+    """Return the result of each escape attempt, with and without a sandbox."""
     folder = tmp_path_factory.mktemp("outside")
     (folder / "episodes").mkdir()
     with pytest.MonkeyPatch.context() as patch, escapes.outside(folder, folder / "episodes") as its:
@@ -80,12 +80,12 @@ async def said_by(command: list[str], **options: Any) -> str:
 
 
 @pytest.mark.parametrize("name", escapes.TABLE)
-def test_a_command_does_not_leave_its_sandbox(name: str, ended: dict[bool, dict[str, str]]) -> None:
+def test_a_command_cannot_escape_its_sandbox(name: str, ended: dict[bool, dict[str, str]]) -> None:
     assert ended[True][name].startswith("fails")
 
 
 @pytest.mark.parametrize("name", escapes.ANYWHERE)
-def test_without_a_sandbox_it_can_leave(name: str, ended: dict[bool, dict[str, str]]) -> None:
+def test_without_a_sandbox_it_can_escape(name: str, ended: dict[bool, dict[str, str]]) -> None:
     assert ended[False][name] == "succeeds"
 
 
@@ -121,12 +121,12 @@ print(sum(len(chunk.choices[0].delta.content or "") for chunk in stream if chunk
 
 
 @pytest.mark.parametrize("sandbox", [True, False])
-async def test_the_first_transition_says_whether_it_ran_in_a_sandbox(sandbox: bool) -> None:
+async def test_the_first_transition_records_whether_it_ran_in_a_sandbox(sandbox: bool) -> None:
     trajectory = await kit.play(python("ask('x'); ask('y')", sandbox=sandbox))
     assert trajectory.transitions[0].metrics["sandboxed"] == float(sandbox)
 
 
-async def test_a_command_and_its_judge_have_the_folders_and_variables_as_without() -> None:
+async def test_folders_and_variables_are_the_same_with_and_without_a_sandbox() -> None:
     code = """
 ask("x")
 open("made", "w").write(open(os.environ["EVERT_TASK_FILE"]).read())
@@ -143,7 +143,9 @@ print(sorted({*os.environ} - {"PWD"}), oct(os.umask(0)))
     assert inside["reward_stdout"] == "do it\n"
 
 
-async def test_a_path_too_long_for_a_socket_works(tmp_path: Path, monkeypatch: Patch) -> None:
+async def test_a_path_that_is_too_long_for_a_socket_works(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -159,9 +161,9 @@ async def test_a_commands_exit_status_is_reported(end: str, status: Any) -> None
     assert (logs["exit_status"], logs["reward"]) == (status, 0.0)
 
 
-# -- where programs are ----------------------------------------------------------------------------
+# -- finding programs ------------------------------------------------------------------------------
 
-PROGRAMS = {  # the link or program in a home, what it leads to, and a file that this reads
+PROGRAMS = {  # path below the home: (the program it resolves to, a file that the program reads)
     ".local/bin/pipx": (".local/share/pipx/venvs/agent/bin/agent", "../lib/python3/said"),
     ".local/bin/uv": (".local/share/uv/tools/agent/bin/agent", "../share/said"),
     ".local/bin/claude": (".local/share/claude/versions/2.1", "said"),
@@ -174,7 +176,7 @@ PROGRAMS = {  # the link or program in a home, what it leads to, and a file that
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("by_path", [False, True])
-async def test_a_program_in_the_home_sees_its_installation_but_nothing_else_there(
+async def test_a_program_in_the_home_sees_only_its_own_installation(
     name: str, by_path: bool, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     link, (target, file) = tmp_path / name, PROGRAMS[name]
@@ -199,7 +201,7 @@ async def test_a_program_in_the_home_sees_its_installation_but_nothing_else_ther
     assert await said_by([str(link) if by_path else link.name], sandbox=True) == "runs"
 
 
-async def test_paths_named_on_the_command_line_are_visible_but_read_only(tmp_path: Path) -> None:
+async def test_paths_on_the_command_line_are_visible_but_read_only(tmp_path: Path) -> None:
     data, script = tmp_path / "data", tmp_path / "script.py"
     data.mkdir()
     (data / "said").write_text("runs")
@@ -216,7 +218,7 @@ async def test_paths_named_on_the_command_line_are_visible_but_read_only(tmp_pat
             await kit.play(agent)
 
 
-def test_showing_a_file_does_not_show_its_folder(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_exposing_a_file_does_not_expose_its_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for name in ("certs/ca.pem", "certs/key.pem", "tool"):
@@ -246,7 +248,7 @@ def test_an_unreadable_folder_is_skipped(tmp_path: Path) -> None:
     assert status == 0
 
 
-async def test_a_users_folder_is_writable_except_for_programs_in_it(tmp_path: Path) -> None:
+async def test_the_working_folder_is_writable_except_for_programs_in_it(tmp_path: Path) -> None:
     venv.create(tmp_path / "tools/.venv")
     code = """
 import os, sys
@@ -264,7 +266,9 @@ os.mkdir(sys.prefix + "/lib/evil")
     assert (tmp_path / "made").read_text() == "x"
 
 
-async def test_files_in_a_kept_folder_follow_no_link_of_an_earlier_command(tmp_path: Path) -> None:
+async def test_files_are_not_written_through_links_left_by_an_earlier_command(
+    tmp_path: Path,
+) -> None:
     project, outside, tree = [tmp_path / name for name in ("project", "outside", "tree")]
     for folder in (project, outside, tree / "deep"):
         folder.mkdir(parents=True)
@@ -299,7 +303,7 @@ async def test_an_agent_cannot_overwrite_its_judge_in_its_folder(tmp_path: Path)
     assert (tmp_path / "made").exists()
 
 
-async def test_links_of_an_earlier_command_do_not_show_their_targets(tmp_path: Path) -> None:
+async def test_links_left_by_an_earlier_command_do_not_expose_their_targets(tmp_path: Path) -> None:
     project, secret = tmp_path / "project", tmp_path / "home/secret"
     project.mkdir()
     secret.mkdir(parents=True)
@@ -317,7 +321,7 @@ async def test_links_of_an_earlier_command_do_not_show_their_targets(tmp_path: P
 
 @pytest.fixture
 def without(monkeypatch: Patch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Replace bubblewrap by a line of shell, or remove it."""
+    """Replace bubblewrap with a one-line shell script, or remove it from PATH."""
 
     for tool in ("rm", "find", "sh"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
@@ -341,30 +345,30 @@ REFUSED = "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1"
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "bubblewrap, which makes it, is not installed: `apt install bubblewrap`"),
-        (REFUSED, r"cannot make one here \(bwrap: No permissions.*`sysctl kernel\."),
-        ("echo 'bwrap: Unknown option --disable-userns' >&2; exit 1", "needs to be 0.8 or newer"),
-        ("exit 7", r"cannot make one here \(status 7\)"),
+        ("", "bubblewrap is not installed: run `apt install bubblewrap`"),
+        (REFUSED, r"cannot create one here \(bwrap: No permissions.*`sysctl kernel\."),
+        ("echo 'bwrap: Unknown option --disable-userns' >&2; exit 1", "must be version 0.8 or"),
+        ("exit 7", r"cannot create one here \(status 7\)"),
     ],
 )
-async def test_an_unavailable_sandbox_is_an_error_or_warned_of_once(
+async def test_an_unavailable_sandbox_is_an_error_or_a_single_warning(
     line: str, said: str, without: Callable[[str], None], caplog: Logs
 ) -> None:
     without(line)
     sandboxes: list[Any] = [True, [os.curdir]]
     for sandbox in sandboxes:
-        with pytest.raises(AgentError, match=f"asks for a sandbox, but .*{said}.*sandbox=False"):
+        with pytest.raises(AgentError, match=f"requires a sandbox, but .*{said}.*sandbox=False"):
             await kit.play(ProcessAgent([sys.executable, "-c", ""], sandbox=sandbox))
     for _ in range(2):
         agent = ProcessAgent([sys.executable, "-c", ""], sandbox=None)
         end: Any = await ChatAgentEnv(agent).initial_observation()
         assert (end.reward, end.metrics["sandboxed"]) == (1.0, 0.0)
-    assert len(re.findall(f"run without a sandbox, as your user: .*{said}", caplog.text)) == 1
+    assert len(re.findall(f"run as your user, without a sandbox: .*{said}", caplog.text)) == 1
 
 
-async def test_the_error_of_a_command_that_fails_mentions_its_sandbox() -> None:
+async def test_the_error_for_a_failed_command_mentions_the_sandbox() -> None:
     advice = (
-        "before it made a model call. It ran in a sandbox, .*sandbox=False runs it as your user"
+        "before it called the model. It ran in a sandbox, .*sandbox=False to run it as your user"
     )
     with pytest.raises(AgentError, match=advice):
         await kit.play(python("raise SystemExit(1)"))
@@ -378,23 +382,23 @@ async def test_a_command_for_a_container_runs_without_a_sandbox() -> None:
     assert end.metrics["sandboxed"] == 0.0
 
 
-def test_an_invalid_sandbox_option_is_refused() -> None:
+def test_an_invalid_sandbox_option_is_rejected() -> None:
     wrong: list[tuple[Any, str]] = [
         ("/data", "expected True, False, None, or a list of paths"),
         (7, "expected True, False, None, or a list of paths"),
-        (["/no/such/path"], "names the path '/no/such/path', which does not exist"),
+        (["/no/such/path"], "The path '/no/such/path' in sandbox=... does not exist"),
     ]
     for sandbox, message in wrong:
         with pytest.raises(InvalidAgentError, match=message):
             ProcessAgent(["ls"], sandbox=sandbox)
-    with pytest.raises(InvalidAgentError, match="host='0.0.0.0': a command in a sandbox"):
+    with pytest.raises(InvalidAgentError, match="host='0.0.0.0'. A command in a sandbox"):
         ProcessAgent(["ls"], sandbox=True, host="0.0.0.0")
 
 
 # -- the sandbox itself ----------------------------------------------------------------------------
 
 
-PYTHON = os.path.realpath(sys.executable)  # the system's, where evert's is that of a venv
+PYTHON = os.path.realpath(sys.executable)  # the system Python, even if evert runs in a venv
 
 
 def run(sandbox: Sandbox, code: str, **options: Any) -> str:
@@ -405,7 +409,7 @@ def run(sandbox: Sandbox, code: str, **options: Any) -> str:
     return f"{process.stdout}{process.returncode}"
 
 
-def test_nested_paths_keep_their_own_access(tmp_path: Path) -> None:
+def test_nested_paths_keep_their_own_access_mode(tmp_path: Path) -> None:
     for name in ("outer/inner/deep", "elsewhere"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "file").write_text("of outside")
@@ -429,7 +433,7 @@ def test_a_path_inside_a_sandbox_must_be_absolute(path: str) -> None:
         run(Sandbox(writable={path: Path("/tmp")}), "ls")
 
 
-def test_the_exit_status_is_the_commands_with_and_without_a_relay(tmp_path: Path) -> None:
+def test_the_commands_exit_status_is_returned_with_and_without_a_relay(tmp_path: Path) -> None:
     (tmp_path / "socket").touch()
     for ports in ({}, {8000: tmp_path / "socket"}):
         sandbox = Sandbox(ports=ports)
@@ -437,7 +441,7 @@ def test_the_exit_status_is_the_commands_with_and_without_a_relay(tmp_path: Path
         assert {code: run(sandbox, code, stderr=subprocess.PIPE) for code in ends} == ends
 
 
-def test_a_relay_forwards_data_and_the_end_in_both_directions(tmp_path: Path) -> None:
+def test_a_relay_forwards_data_and_eof_in_both_directions(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
         server.listen()
@@ -467,7 +471,7 @@ with socket.create_connection(("127.0.0.1", 8000)) as two:
             assert process.stdout.read() == "3000000\nb'now'\n"
 
 
-def test_a_relay_closes_the_connection_if_nothing_listens(tmp_path: Path) -> None:
+def test_a_relay_closes_the_connection_if_nothing_is_listening(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "socket"))
     code = "import socket; print(socket.create_connection(('127.0.0.1', 8000)).recv(9))"
@@ -475,7 +479,7 @@ def test_a_relay_closes_the_connection_if_nothing_listens(tmp_path: Path) -> Non
     assert run(sandbox, f'exec {PYTHON} -S -c "{code}"') == "b''\n0"
 
 
-def test_a_sandbox_has_no_terminal_even_if_its_trainer_has_one() -> None:
+def test_a_sandbox_has_no_terminal_even_if_the_trainer_does() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         reach = ["sh", "-c", "(: < /dev/tty) 2> /dev/null && echo reached || echo apart"]
@@ -484,7 +488,7 @@ def test_a_sandbox_has_no_terminal_even_if_its_trainer_has_one() -> None:
             line = f"{shlex.join(command)}; (: < /dev/tty) && echo has one"
             os.execv("/bin/sh", ["sh", "-c", line])
     output = b""
-    with suppress(OSError):  # the end of a terminal
+    with suppress(OSError):  # raised when the terminal closes
         while data := os.read(terminal, 1000):
             output += data
     os.waitpid(pid, 0)
@@ -493,5 +497,5 @@ def test_a_sandbox_has_no_terminal_even_if_its_trainer_has_one() -> None:
     assert output.split() == [b"apart", b"has", b"one"]
 
 
-def test_killing_the_trainer_ends_all_processes_of_a_sandbox() -> None:
+def test_killing_the_trainer_kills_all_processes_in_the_sandbox() -> None:
     assert all(killed(["new session", "flood of sessions"], signal.SIGKILL, True).values())

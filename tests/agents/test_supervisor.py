@@ -1,4 +1,4 @@
-"""All processes of a command end with its episode, whatever they are and whoever is killed."""
+"""All processes started by a command stop with its episode, whatever they do or who is killed."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds eve
 
 @linux
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_command_that_ended_or_was_closed_leaves_nothing_behind(name: str) -> None:
+async def test_a_finished_or_closed_command_leaves_nothing_behind(name: str) -> None:
     assert await ended_by_itself(name)
     assert await closed(name)
 
@@ -46,10 +46,10 @@ async def test_a_command_that_is_cancelled_twice_leaves_no_zombie(tmp_path: Path
     place = Workplace([], tmp_path, {}, None, {}, env={**os.environ, MARK: new_mark()})
     command, before = [sys.executable, "-c", "import time; time.sleep(600)"], children()
     running = asyncio.create_task(place.run(command, "command"))
-    await asyncio.sleep(0)  # now it waits for the supervisor's first report
+    await asyncio.sleep(0)  # now it is waiting for the supervisor's first report
     new = children() - before
     running.cancel()
-    await asyncio.sleep(0)  # now it waits for the supervisor's end
+    await asyncio.sleep(0)  # now it is waiting for the supervisor to exit
     running.cancel()
 
     with pytest.raises(asyncio.CancelledError):
@@ -67,7 +67,7 @@ async def test_a_command_that_is_cancelled_twice_leaves_no_zombie(tmp_path: Path
 @pytest.mark.parametrize(
     "number", each([signal.SIGTERM, signal.SIGKILL, signal.SIGHUP], [signal.SIGKILL])
 )
-def test_killing_the_trainer_leaves_no_process_and_no_folder(number: signal.Signals) -> None:
+def test_killing_the_trainer_leaves_no_process_or_folder(number: signal.Signals) -> None:
     assert all(killed([*HOSTILE], number).values())
 
 
@@ -80,7 +80,7 @@ async def play():
     env = ChatAgentEnv(ProcessAgent(command))
     playing = asyncio.create_task(env.initial_observation())
     await asyncio.sleep(1)
-    if os.fork() == 0:  # as a DataLoader's worker: all that is open here is open there
+    if os.fork() == 0:  # like a DataLoader worker, this inherits all open file descriptors
         time.sleep(600)
     await playing
 
@@ -89,10 +89,10 @@ asyncio.run(play())
 
 
 @linux
-def test_a_fork_of_the_trainer_keeps_no_command_alive() -> None:
+def test_a_fork_of_the_trainer_does_not_keep_commands_alive() -> None:
     mark = new_mark()
     trainer = start(FORKED, f"{mark}-trainer")
-    assert wait_for(lambda: len(marked(f"{mark}-trainer")) > 3)  # with the fork, which is one more
+    assert wait_for(lambda: len(marked(f"{mark}-trainer")) > 3)  # includes the fork
     trainer.kill()
     trainer.wait()
     gone = wait_for(lambda: not marked(f"{mark}-trainer-command"))
@@ -121,7 +121,7 @@ asyncio.run(ChatAgentEnv(agent).initial_observation())
 
 @pytest.mark.nightly
 @linux
-def test_killing_the_trainer_leaves_no_supervisor_that_its_command_stopped(tmp_path: Path) -> None:
+def test_a_supervisor_stopped_by_its_command_is_cleaned_up_with_the_trainer(tmp_path: Path) -> None:
     mark = new_mark()
     trainer = start(STOPPED, mark, TMPDIR=str(tmp_path))
     stopped = wait_for(
@@ -144,7 +144,7 @@ def status_of(process: psutil.Process) -> str:
 # -- outputs -------------------------------------------------------------------------------------
 
 
-async def test_a_flood_of_output_is_truncated_to_its_end() -> None:
+async def test_only_the_end_of_a_flood_of_output_is_kept() -> None:
     def score(result: ProcessResult, task: Any) -> float:
         assert len(result.stdout) == len(result.stderr) == KEPT_OUTPUT
         return float(result.stdout.endswith("y\nend\n") and result.stderr.endswith("eend"))
@@ -161,7 +161,7 @@ sys.stderr.write('e' * 3_000_000 + 'end')
     assert len(str(last.logs["stderr"])) == 4000
 
 
-def test_the_file_of_an_output_has_a_limited_size(tmp_path: Path) -> None:
+def test_the_output_file_has_a_limited_size(tmp_path: Path) -> None:
     with (tmp_path / "output").open("w+b") as file:
         tail = Tail(file.fileno())
         for number in range(200):
@@ -175,7 +175,7 @@ def test_the_file_of_an_output_has_a_limited_size(tmp_path: Path) -> None:
     assert ends[1:] == [b" 184", b" 199"]
 
 
-async def test_a_command_may_close_its_outputs_and_go_on() -> None:
+async def test_a_command_can_close_its_outputs_and_keep_running() -> None:
     code = "print('before', flush=True); os.close(1); os.close(2); os.close(0); ask('x')"
     last = await last_of(python(code))
 
@@ -202,13 +202,13 @@ def test_a_command_cannot_reach_the_trainers_terminal() -> None:
     if pid == 0:
         os.execv(sys.executable, [sys.executable, "-W", "ignore", "-c", AT_A_TERMINAL])
     output = b""
-    with suppress(OSError):  # Linux says so, when nobody has it open any more
+    with suppress(OSError):  # raised on Linux once no process has the terminal open
         while data := os.read(terminal, 1024):
             output += data
     os.waitpid(pid, 0)
     os.close(terminal)
 
-    assert b"ended with status 1 before it made a model call" in output
+    assert b"exited with status 1 before it called the model" in output
     assert b"DONE True" in output
     assert b"UNWANTED" not in output
 
@@ -249,7 +249,9 @@ except OSError as error:
 
 
 @linux
-async def test_a_mount_in_a_folder_is_left_alone_and_logged(tmp_path: Path, caplog: Logs) -> None:
+async def test_a_mount_inside_the_folder_is_left_alone_and_logged(
+    tmp_path: Path, caplog: Logs
+) -> None:
     (tmp_path / "precious").write_text("mine")
     code = f"""
 import pathlib

@@ -1,4 +1,4 @@
-"""Read a base's examples back from their tokens."""
+"""Helpers that decode a base's training examples back into messages."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from evert.bridge.tokens.bases import BASE_RENDERER
 
 
 def messages_of(tokenizer: Any, example: DialogueExample) -> list[tuple[str, str]]:
-    """Return an example as (role, text) messages."""
+    """Decode an example into (role, text) pairs."""
     text = tokenizer.decode(example.tokens)
     parts = [part.removesuffix("\n") for part in text.split("<|im_start|>")[1:]]
     messages = [part.partition("\n") for part in parts]
@@ -17,7 +17,7 @@ def messages_of(tokenizer: Any, example: DialogueExample) -> list[tuple[str, str
 
 
 def rendered(tokenizer: Any, example: DialogueExample) -> list[int]:
-    """Render an example's messages with the Cookbook's renderer."""
+    """Render an example's messages again with the Cookbook renderer."""
     told = messages_of(tokenizer, example)
     messages: Any = [{"role": role, "content": text} for role, text in told]
     return get_renderer(BASE_RENDERER, tokenizer).build_supervised_example(messages)[0].to_ints()

@@ -1,4 +1,4 @@
-"""What all shipped bases guarantee: tokenizer, corpus, files, and the script that makes them."""
+"""Guarantees shared by all shipped bases: tokenizer, corpus, files and the training script."""
 
 import hashlib
 import json
@@ -32,12 +32,12 @@ def config_of(base: Any, **given: Any) -> training.MakingConfig:
 
 
 def encode(text: str, tokenizer: Any = TOKENIZER) -> list[int]:
-    """Encode as the Cookbook's renderers encode a message's content."""
+    """Encode text the way the Cookbook renderers encode message content."""
     return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
 
 @given(st.text() | st.lists(st.sampled_from([*CONTROL, "<|im_", "start|>", " "])).map("".join))
-def test_any_text_decodes_unchanged_and_never_has_a_control_token(text: str) -> None:
+def test_any_text_round_trips_without_control_tokens(text: str) -> None:
     for base in BASES:
         tokenizer = base_tokenizer(base)
         tokens = encode(text, tokenizer)
@@ -55,7 +55,7 @@ def test_control_tokens_are_special_and_markers_are_not() -> None:
 
 
 @all_bases
-def test_the_script_makes_the_shipped_tokenizer(base: str, tmp_path: Path) -> None:
+def test_the_script_reproduces_the_shipped_tokenizer(base: str, tmp_path: Path) -> None:
     tokenizer = tokenizer_of(config_of(base))
     tokenizer.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -80,7 +80,7 @@ CONVERSATION: list[Message] = [
 ]
 
 
-def test_the_template_writes_what_the_cookbooks_renderer_writes() -> None:
+def test_the_chat_template_matches_the_cookbook_renderer() -> None:
     renderer: Any = get_renderer(BASE_RENDERER, TOKENIZER)
     tool_lists: list[list[ToolSpec]] = [[], [ADD], [ADD, ADD]]
     for length, system, tools in product(range(1, 9), (None, "Be brief."), tool_lists):
@@ -100,7 +100,7 @@ def test_the_template_writes_what_the_cookbooks_renderer_writes() -> None:
 
 
 @all_bases
-def test_a_base_is_small_and_its_card_says_how_it_was_made(base: str) -> None:
+def test_a_base_is_small_and_its_card_explains_how_it_was_made(base: str) -> None:
     card = (base_path(base) / "README.md").read_text()
     config = json.loads((base_path(base) / "config.json").read_text())
     tokenizer = base_tokenizer(base)
@@ -117,15 +117,15 @@ CORPORA = {
     "evert-tiny": "dd502751efb67120", "evert-tiny-20q": "3bf0e3114e067f8b",
     "evert-tiny-moves": "26c27256fa56959f",
 }  # fmt: skip
-"""What a base was trained on, by a digest of the first steps of seed 0: tokens and targets.
+"""Digest of each base's training data: the tokens and targets of the first steps with seed 0.
 
-Whoever changes it makes the base anew, and looks at what changed: legal games without a strategy,
-odds of all nouns that fit, no noun that is held out.
+If you change a corpus, retrain the base and check the new data: games must be legal and played
+without a strategy, odds must cover all matching nouns, and held-out nouns must not appear.
 """
 
 
 def examples_of(base: str, seed: int = 0) -> Iterator[DialogueExample]:
-    """Yield the examples of some steps, including those of habit players."""
+    """Yield the examples of the first steps, with and without habit players."""
     for habits in (False, True):
         corpus = corpus_of(config_of(base, seed=seed, habits=habits), base_tokenizer(base))
         for whole_games in (False, True) * 3:
@@ -145,7 +145,7 @@ def digest(examples: Iterable[DialogueExample]) -> str:
 
 
 @all_bases
-def test_a_bases_corpus_is_determined_by_its_seed_and_rendered_alike(base: str) -> None:
+def test_a_corpus_depends_only_on_its_seed_and_renders_to_the_same_tokens(base: str) -> None:
     examples, tokenizer = [*examples_of(base)], base_tokenizer(base)
     assert digest(examples) == CORPORA[base] != digest(examples_of(base, seed=1))
     assert all(rendered(tokenizer, each) == each.tokens for each in examples[::20])
@@ -166,7 +166,7 @@ def test_the_script_makes_a_base_with_its_card(
 
 
 @pytest.mark.nightly
-def test_the_same_seed_makes_the_same_weights() -> None:
+def test_the_same_seed_gives_the_same_weights() -> None:
     weights = []
     for _ in range(2):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The abilities of the shipped bases that their cards claim, and their training losses."""
+"""Check the abilities claimed on the shipped bases' cards, and the losses used to train them."""
 
 import random
 import re
@@ -44,8 +44,8 @@ def untrained(tokenizer: Any) -> Any:
 # -- evert-tiny ------------------------------------------------------------------------------------
 
 
-def test_the_training_games_of_evert_tiny_have_no_strategy() -> None:
-    """A guess is uniform within its bounds at every turn."""
+def test_evert_tinys_training_games_are_played_without_a_strategy() -> None:
+    """At every turn, guesses are uniform between the current bounds."""
     low, high = np.zeros(20_000, np.int64), np.full(20_000, UPPER_BOUND, np.int64)
     played = play_random_games(np.random.default_rng(0), low, high)
     for turn in range(MAX_TURNS):
@@ -54,10 +54,11 @@ def test_the_training_games_of_evert_tiny_have_no_strategy() -> None:
         place = (played.guesses[:, turn] - played.lows[:, turn] + 0.5)[wide] / width[wide]
         counts, _ = np.histogram(place, bins=5, range=(0, 1))
         spread = np.abs(counts / counts.sum() - 0.2).max()
-        assert spread < 4 * np.sqrt(0.2 * 0.8 / counts.sum()) + 0.02  # 0.02: bins cut small ranges
+        # + 0.02 because the bins do not divide small ranges evenly
+        assert spread < 4 * np.sqrt(0.2 * 0.8 / counts.sum()) + 0.02
 
 
-def test_evert_tiny_plays_badly_but_sometimes_right_and_within_bounds() -> None:
+def test_evert_tiny_plays_badly_but_wins_sometimes_and_stays_within_bounds() -> None:
     torch.manual_seed(0)
     rewards = identity_rewards(base("evert-tiny"), CHAT)
     assert -0.6 < sum(rewards) / len(rewards) < 0.2
@@ -99,7 +100,7 @@ def test_the_loss_of_odds_ignores_all_other_tokens() -> None:
     drawn = corpus.riddle(2)
     example = DialogueExample(drawn.tokens, [False] * len(drawn.tokens), odds=drawn.odds)
     before = training.batch_loss(model, [example], corpus).item()
-    louder = torch.full((VOCAB_SIZE,), 5.0)  # all but the tokens of the odds are far more likely
+    louder = torch.full((VOCAB_SIZE,), 5.0)  # make all other tokens far more likely
     louder[corpus.odds_tokens] = 0.0
     model.lm_head.bias = torch.nn.Parameter(louder)
     assert training.batch_loss(model, [example], corpus).item() == pytest.approx(before)
@@ -115,7 +116,7 @@ def test_the_20q_base_infers_nouns_from_answers_unlike_an_untrained_model() -> N
 
 
 @torch.no_grad()
-def test_the_20q_base_completes_a_held_out_name() -> None:
+def test_the_20q_base_completes_held_out_names() -> None:
     corpus, found = RiddleCorpus(RIDDLES, 7), list[float]()
     held_out = {guess(noun.answer): noun.answer for noun in of_split(shipped_nouns(), "test")}
     for _ in range(250):
@@ -135,7 +136,7 @@ def test_the_20q_base_completes_a_held_out_name() -> None:
 # -- evert-tiny-moves ------------------------------------------------------------------------------
 
 
-def test_training_boards_and_hands_have_the_texts_of_the_games() -> None:
+def test_training_boards_and_hands_match_the_text_of_the_games() -> None:
     encoder, rng = Encoder(MOVES), random.Random(7)
     for example in board_examples(encoder, rng, 40):
         (role, text), (_, answer) = messages_of(MOVES, example)[-2:]
@@ -149,7 +150,7 @@ def test_training_boards_and_hands_have_the_texts_of_the_games() -> None:
     assert forms == [{"Sum N, dealer N.", "Sum N, usable ace, dealer N."}] * 2
 
 
-def test_the_moves_base_reads_boards_and_hands_unlike_an_untrained_model() -> None:
+def test_the_moves_base_understands_boards_and_hands_unlike_an_untrained_model() -> None:
     torch.manual_seed(0)
     trained = measure_sight(base("evert-tiny-moves"), MOVES, boards=20)
     random_weights = measure_sight(untrained(MOVES), MOVES, boards=5)

@@ -1,4 +1,4 @@
-"""Fixtures: a renderer of each family, and a server that plays the rest of the network."""
+"""Fixtures: renderers of all families, and a server that stands in for the rest of the network."""
 
 from collections.abc import AsyncIterator
 

@@ -1,5 +1,5 @@
-"""Errors: one root, standard-library parents, pickling; and the traceback of an agent's exception,
-which shows only the agent's own frames if it has any."""
+"""The error hierarchy, pickling of errors, and the traceback shown for an agent's exception, which
+contains only the agent's own frames if there are any."""
 
 import asyncio
 import copy
@@ -35,7 +35,7 @@ def test_every_error_is_an_evert_error_and_a_standard_exception() -> None:
         assert parent.__module__ == "builtins", error
         assert issubclass(parent, Exception), error
     assert EvertError.__bases__ == (Exception,)
-    assert AgentAborted.__bases__ == (BaseException,), "it passes through `except Exception`"
+    assert AgentAborted.__bases__ == (BaseException,), "`except Exception` must not catch it"
     assert issubclass(errors.AgentTimeoutError, TimeoutError)
 
 
@@ -80,7 +80,7 @@ async def reads_later(text: str) -> None:
 
 
 async def raised_by(agent: Any) -> tuple[str, str]:
-    """Return the Env's error message, and the traceback of the agent's exception."""
+    """Return the Env's error message and the traceback of the agent's exception."""
     with pytest.raises(AgentError) as raised:
         await ChatAgentEnv(agent).initial_observation()
     assert raised.value.__cause__ is not None
@@ -95,8 +95,8 @@ def functions(text: str) -> list[str]:
     ("agent", "frames"),
     [
         (reads, ["reads"]),
-        (even, ["even", "odd"] * (MOST_FRAMES // 2)),  # only its last frames
-        (Gathers("{"), ["reads_later"]),  # a group of one is shown as its member
+        (even, ["even", "odd"] * (MOST_FRAMES // 2)),  # only the last frames are kept
+        (Gathers("{"), ["reads_later"]),  # a group with one exception is unwrapped
     ],
 )
 async def test_a_traceback_keeps_only_the_agents_own_frames(agent: Any, frames: list[str]) -> None:
@@ -111,8 +111,8 @@ async def test_a_traceback_keeps_only_the_agents_own_frames(agent: Any, frames: 
     assert agent_traceback(ValueError("made, never raised")) == ""
 
 
-async def test_the_traceback_of_a_librarys_agent_shows_the_library() -> None:
-    # httpx raises in its own code, and no other code but the Env is on the stack.
+async def test_the_traceback_of_an_agent_from_a_library_shows_the_library() -> None:
+    # Only httpx code is on the stack, apart from the Env's.
     nothing: Any = None
     agent = functools.partial(httpx.URL, nothing)
     with pytest.raises(TypeError, match="Invalid type for url") as raised:
@@ -145,7 +145,7 @@ def test_a_library_is_recognised_behind_a_symbolic_link(tmp_path: Path) -> None:
     assert printed == "['<string>']\n"
 
 
-async def test_each_exception_of_a_nested_group_is_shown() -> None:
+async def test_each_exception_in_a_nested_group_is_shown() -> None:
     message, trace = await raised_by(Gathers("{", "1 2"))
     assert "raised ExceptionGroup after 0 model calls: unhandled errors" in message
     assert "; JSONDecodeError: Expecting property name" in message

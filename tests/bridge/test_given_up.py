@@ -1,9 +1,9 @@
-"""A call that the agent gives up: its reply is not read, so its tokens have no weight.
+"""Calls that the agent gives up. Nobody reads their reply, so its tokens must have zero weight.
 
-1. No token of the call is trained on, however the agent gives it up, and under every runner.
-2. It is counted once; its transition is marked, unless the call was sampled ahead of the runner.
-3. A conversation that continues without the call stays one datum.
-4. Its record is marked, and an episode with such a call can be replayed and branched.
+1. No token of the call is trained on, however the agent gives it up and whatever the runner.
+2. The call is counted once. Its transition is marked, unless it was sampled ahead of the runner.
+3. A conversation that continues without the call remains a single datum.
+4. The call is marked in the record, and an episode with such a call can be replayed and branched.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ LONG, SHORT = "Think for long.", "Be short."
 
 
 class Story:
-    """A policy whose reply to ``LONG`` comes only after the agent has given that call up."""
+    """A policy that replies to ``LONG`` only after the agent has given up that call."""
 
     def __init__(self, reply: str = "never read") -> None:
         self.is_sampled = threading.Event()
@@ -64,14 +64,14 @@ class Story:
 
 async def passed(event: threading.Event) -> None:
     """Wait for an event without blocking the loop."""
-    while not event.is_set():  # noqa: ASYNC110 (it is a thread's event)
+    while not event.is_set():  # noqa: ASYNC110 (a threading.Event)
         await asyncio.sleep(0.001)
 
 
 AnyAgent: TypeAlias = Callable[..., Any]
 
 
-# -- ways to give a call up ------------------------------------------------------------------------
+# -- ways to give up a call ------------------------------------------------------------------------
 
 
 def by_cancelling(story: Story, call: Callable[[AgentClient], Awaitable[Any]]) -> AnyAgent:
@@ -197,7 +197,7 @@ RUNNERS = {
 
 
 def trained_text(trajectory: Trajectory) -> list[str]:
-    """Return the trained tokens of each datum as text."""
+    """Return the text of the trained tokens in each datum."""
     texts = list[str]()
     for datum in trajectory_to_data(trajectory, 1.0):
         targets = datum.loss_fn_inputs["target_tokens"].tolist()
@@ -215,7 +215,7 @@ def total(trajectory: Trajectory, metric: str) -> float:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("runner", RUNNERS)
-async def test_a_given_up_call_has_no_weight_and_is_counted_once(way: str, runner: str) -> None:
+async def test_a_given_up_call_has_zero_weight_and_is_counted_once(way: str, runner: str) -> None:
     story = Story()
 
     trajectory = await RUNNERS[runner](WAYS[way](story), story)
@@ -251,7 +251,7 @@ async def test_a_reply_that_arrives_during_the_cancellation_counts_as_unread(
 
 
 async def test_overlapping_calls_that_are_given_up_are_counted_and_not_trained_on() -> None:
-    """A guardrail samples answers beside a check, and gives them up when the check fails."""
+    """A guardrail samples answers while a check is running, and drops them if the check fails."""
     story = Story()
 
     async def agent(client: AgentClient) -> float:
@@ -286,7 +286,9 @@ async def test_an_unread_reply_is_not_checked_for_parse_errors() -> None:
 
 
 @pytest.mark.parametrize("again", [LONG, SHORT])
-async def test_a_conversation_without_its_given_up_call_stays_one_datum(again: str) -> None:
+async def test_a_conversation_that_continues_without_a_given_up_call_remains_one_datum(
+    again: str,
+) -> None:
     replies = iter(["one", "unread", "two", "three"])
 
     async def agent(client: AgentClient) -> float:
@@ -323,7 +325,7 @@ async def test_a_conversation_without_its_given_up_call_stays_one_datum(again: s
     assert total(trajectory, "drift") == 0
 
 
-async def test_a_reply_refused_for_its_log_probabilities_is_not_trained_on() -> None:
+async def test_a_reply_rejected_for_missing_log_probabilities_is_not_trained_on() -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError, match="logprobs"):
             await client.chat.completions.create(messages=[user("Hi")], logprobs=True)
@@ -331,13 +333,13 @@ async def test_a_reply_refused_for_its_log_probabilities_is_not_trained_on() -> 
 
     env = ChatAgentEnv(agent)
     await env.initial_observation()
-    last = await env.step(tokens_of("unread"))  # plain ids, without log-probabilities
+    last = await env.step(tokens_of("unread"))  # token ids without log-probabilities
 
     assert PARSE_ERROR_MASKED_METRIC_KEY in last.metrics
     assert "given_up" not in last.metrics
 
 
-async def test_a_seat_is_not_trained_on_a_reply_that_the_episodes_end_left_unread() -> None:
+async def test_a_seat_is_not_trained_on_a_reply_that_arrives_after_the_episode() -> None:
     story = Story()
 
     async def agent(client: AgentClient) -> dict[str, float]:
@@ -401,7 +403,9 @@ async def test_a_record_with_a_given_up_call_can_be_replayed_and_branched(tmp_pa
     assert replies == ["end", "end", "new"]
 
 
-async def test_waiting_for_a_given_up_reply_is_a_difference_in_a_replay(tmp_path: Path) -> None:
+async def test_waiting_for_a_given_up_reply_is_reported_as_a_replay_difference(
+    tmp_path: Path,
+) -> None:
     story = Story()
     asyncio.get_running_loop().call_later(0.4, story.is_given_up.set)
     record = await recorded(gives_up_after_a_while([]), story, tmp_path)
@@ -410,5 +414,5 @@ async def test_waiting_for_a_given_up_reply_is_a_difference_in_a_replay(tmp_path
         await ask(client, LONG, tools=[tool("add")])
         return 1.0
 
-    with pytest.raises(ReplayError, match="at turn 0: in the record it gave that call up"):
+    with pytest.raises(ReplayError, match="at turn 0: in the record, it gave up the call"):
         await replay(record, waits, agent_timeout=0.3)

@@ -1,4 +1,4 @@
-"""Import paths: what they name, and the errors when they name nothing."""
+"""Import paths: which objects they can refer to, and the errors for invalid paths."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ class Other:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """Return the path of a file that can be imported as ``a_users_module``."""
+    """Create a module that can be imported as ``a_users_module``, and return its path."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "a_users_module", raising=False)
     (tmp_path / "a_users_module.py").write_text(MADE)
@@ -38,7 +38,7 @@ def found(path: str) -> object:
     return resolve(path, "agent", InvalidAgentError)
 
 
-def test_an_import_path_may_call_a_class_with_literals(module: Path) -> None:
+def test_an_import_path_can_call_a_class_with_literals(module: Path) -> None:
     player = found("a_users_module:Player('a:b(c)', level=-2)")
 
     assert (player.name, player.level) == ("a:b(c)", -2)  # type: ignore[attr-defined]
@@ -46,10 +46,12 @@ def test_an_import_path_may_call_a_class_with_literals(module: Path) -> None:
     assert found("a_users_module:Other.first") == 1
 
 
-def test_a_file_hidden_by_an_installed_module_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_the_error_mentions_a_file_that_is_shadowed_by_an_installed_module(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("json.py").write_text("agent = print")
-    with pytest.raises(InvalidAgentError, match="which comes before json.py in"):
+    with pytest.raises(InvalidAgentError, match="which takes precedence over json.py in"):
         found("json:agent")
 
 
@@ -68,24 +70,24 @@ OURS = "a_users_module:"
         (f"{OURS}Player('x').again()", "again cannot be called in a path"),
         (f"{OURS}Player(open('x'))", "malformed node"),
         (f"{OURS}Player('x') or Other()", "neither a name nor a call with literals"),
-        (f"{OURS}Player('x'", "is not an expression"),
+        (f"{OURS}Player('x'", "is not a valid expression"),
         (f"{OURS}Player(1, 2)", "takes 2 positional arguments"),
         (f"{OURS}Player(**{{'name': 1}})", "unexpected keyword argument"),
         ("os:system('true')", "system cannot be called in a path"),
         ("subprocess:Popen(['true'])", "Popen cannot be called in a path"),
     ],
 )
-def test_a_path_to_nothing_or_a_call_is_refused(module: Path, path: str, said: str) -> None:
+def test_an_invalid_path_or_call_is_rejected(module: Path, path: str, said: str) -> None:
     with pytest.raises(InvalidAgentError, match=said):
         found(path)
 
 
-def test_the_place_of_an_error_in_an_imported_module_is_named(module: Path) -> None:
+def test_the_error_for_a_failing_import_shows_its_location(module: Path) -> None:
     for source, message in (
         ("import argparse\nargparse.ArgumentParser().parse_args(['--no'])\n", "SystemExit: 2"),
-        ("def agent(client:\n", rf"SyntaxError: .*\)\. Correct {module}, line 1\."),
-        ("import not_there\n", rf"ModuleNotFoundError: .* \(at {module}:1\)\. Correct that import"),
-        ("from json import not_there\n", rf"ImportError: .* \(at {module}:1\)\. Correct that im"),
+        ("def agent(client:\n", rf"SyntaxError: .*\)\. Fix the syntax error in {module}, line 1\."),
+        ("import not_there\n", rf"ModuleNotFoundError: .* \(at {module}:1\)\. Fix that import"),
+        ("from json import not_there\n", rf"ImportError: .* \(at {module}:1\)\. Fix that im"),
         ("None.missing\n", rf"AttributeError: .* \(at {module}:1\)\. Importing a module runs it"),
         ("def key():\n    raise RuntimeError('Set KEY')\n\n\nkey()\n", "RuntimeError: Set KEY"),
     ):

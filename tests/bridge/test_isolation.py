@@ -1,6 +1,6 @@
-"""Code that computes on a model's output runs in isolates, and can harm only its own call.
+"""Code that processes a model's output runs in isolates, where it can only harm its own call.
 
-Here the output is Python code and the function is ``eval``, as if an attack had succeeded.
+These tests simulate a successful attack: the output is Python code, and the function is ``eval``.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ from evert.bridge.isolation import (
 )
 
 EVAL: Any = (eval, "lambda code: eval(code)")
-"""What makes the function, and its argument."""
+"""The factory that creates the function inside the isolate, and the factory's argument."""
 
 OS = "__import__('os')"
 CHANNEL = f"int({OS}.listdir('/proc/self/fd')[3])"
-"""The only descriptor of an isolate beside its standard input, output and error."""
+"""The isolate's only open file descriptor apart from stdin, stdout and stderr."""
 
 
 def server() -> psutil.Process:
-    """Return the only child of this process that forks isolates."""
+    """Return the child process that forks the isolates."""
     children = psutil.Process().children()
     [process] = [child for child in children if "isolation_server.py" in " ".join(child.cmdline())]
     return process
 
 
-async def test_an_isolate_keeps_its_state_between_calls_and_shares_none() -> None:
+async def test_an_isolate_keeps_its_state_between_calls_but_does_not_share_it() -> None:
     count = "__import__('builtins').__dict__.setdefault('calls', []).append(1) or len(calls)"
     for _ in range(2):
         async with isolate(*EVAL) as call:
@@ -68,8 +68,8 @@ async def test_an_isolate_keeps_its_state_between_calls_and_shares_none() -> Non
         ("__import__('resource').setrlimit(9, (2**40, 2**40))", "ValueError|PermissionError"),
     ],
 )
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux refuses these")
-async def test_a_forbidden_action_is_an_error_of_its_call(code: str, message: str) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="relies on Linux kernel features")
+async def test_a_forbidden_action_raises_in_its_call(code: str, message: str) -> None:
     async with isolate(*EVAL) as call:
         with pytest.raises(IsolateError, match=message):
             await call(code.replace("TRAINER", str(os.getpid())))
@@ -89,10 +89,10 @@ async def test_a_forbidden_action_is_an_error_of_its_call(code: str, message: st
         f"{OS}.write({CHANNEL}, b'[' * 10**5 + b'\\n')",
     ],
 )
-async def test_a_call_beyond_the_limits_ends_only_its_isolate(code: str) -> None:
+async def test_a_call_that_exceeds_the_limits_only_kills_its_isolate(code: str) -> None:
     async with isolate(*EVAL) as call, isolate(*EVAL) as second_call, stalls.watched() as stall:
         before = server()
-        with pytest.raises(IsolateLimitError, match=r"took more than \d s or too much memory"):
+        with pytest.raises(IsolateLimitError, match=r"took longer than \d s, used too much memory"):
             await call(code)
         with pytest.raises(IsolateLimitError):
             await call("1 + 1")
@@ -101,14 +101,16 @@ async def test_a_call_beyond_the_limits_ends_only_its_isolate(code: str) -> None
     assert stall.longest < stalls.LONGEST
 
 
-async def test_an_isolate_has_no_variable_that_may_be_a_secret(monkeypatch: Patch) -> None:
+async def test_an_isolate_has_no_environment_variable_that_could_be_a_secret(
+    monkeypatch: Patch,
+) -> None:
     end_server()
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-trainer")
     async with isolate(*EVAL) as call:
         assert "sk-of-the-trainer" not in await call(f"str({OS}.environ)")
 
 
-async def test_a_function_that_cannot_be_made_is_an_error_and_a_dead_server_is_replaced() -> None:
+async def test_a_failing_factory_is_an_error_and_a_dead_server_is_replaced() -> None:
     with pytest.raises(IsolateError, match="eval raised in an isolate: NameError: name 'x'"):
         async with isolate(eval, "x"):
             pass
@@ -117,7 +119,7 @@ async def test_a_function_that_cannot_be_made_is_an_error_and_a_dead_server_is_r
         assert await call("1 + 1") == 2
 
 
-async def test_a_cancelled_call_leaves_no_process() -> None:
+async def test_a_cancelled_call_leaves_no_process_behind() -> None:
     async with isolate(*EVAL) as call:
         first = await call(f"{OS}.getpid()")
         with pytest.raises(TimeoutError):
@@ -128,7 +130,7 @@ async def test_a_cancelled_call_leaves_no_process() -> None:
     assert psutil.pid_exists(server().pid)
 
 
-def test_blocking_agents_call_isolates_from_their_threads() -> None:
+def test_blocking_agents_can_call_isolates_from_their_threads() -> None:
     results: list[int] = []
 
     def agent(number: int) -> None:
@@ -145,7 +147,7 @@ def test_blocking_agents_call_isolates_from_their_threads() -> None:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
-def test_no_isolate_and_no_server_outlives_the_process(end: signal.Signals | None) -> None:
+def test_neither_isolates_nor_the_server_outlive_the_process(end: signal.Signals | None) -> None:
     code = (
         "import os, sys, threading; from evert.bridge.isolation import Isolate; "
         "process = Isolate(eval, 'lambda code: eval(code)'); "
@@ -187,7 +189,7 @@ def test_a_fork_of_the_trainer_has_its_own_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "code", ["socket.socket()", "os.fork()", "os.system('true')", "os.kill(1, 0)"]
 )
-def test_without_a_kernel_filter_an_audit_hook_refuses_forbidden_actions(code: str) -> None:
+def test_without_a_kernel_filter_an_audit_hook_blocks_forbidden_actions(code: str) -> None:
     program = (
         "import os, socket, sys; from evert.bridge.isolation_server import _refuse; "
         f"sys.addaudithook(_refuse); {code}"

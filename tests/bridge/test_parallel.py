@@ -1,4 +1,4 @@
-"""An agent's concurrent calls, under ``ParallelRollouts``."""
+"""Concurrent calls of an agent with ``ParallelRollouts``."""
 
 import asyncio
 import itertools
@@ -44,15 +44,16 @@ from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.logprobs import SampledTokens
 
 PATIENCE = 20.0
-"""Seconds after which a test holds that somebody waits for ever."""
+"""Timeout of a test in seconds."""
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 
 
 class Together(ScriptedPolicy):
-    """Answers once a number of calls wait at the same time, in order or backwards.
+    """A policy that replies once ``count`` calls are pending, in order or in reverse order.
 
-    ``most`` is the maximum of calls that waited at once; ``given_up`` were cancelled.
+    ``most`` is the highest number of simultaneously pending calls, and ``given_up`` the number of
+    cancelled calls.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Together(ScriptedPolicy):
             asyncio.get_running_loop().call_later(0.01, self._go_on)
 
     def let_go(self) -> None:
-        """Answer all waiting calls, and every later call at once."""
+        """Answer all pending calls, and every later call immediately."""
         self._count = 1
         self._go_on()
 
@@ -96,7 +97,7 @@ class Together(ScriptedPolicy):
 async def until(condition: Callable[[], bool]) -> None:
     """Yield to the loop until the condition holds."""
     async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 (nobody tells when)
+        while not condition():  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0)
 
 
@@ -116,7 +117,7 @@ def has_threads(client: BlockingAgentClient, count: int) -> float:
 
 
 async def conversation(client: AgentClient, name: str, turns: int) -> None:
-    """Play a sub-agent that earns a reward for each turn but the first."""
+    """Play a sub-agent that earns 0 for its first turn, 1 for the second, and so on."""
     messages = [user(f"You are sub-agent {name}.")]
     for turn in range(turns):
         messages += [assistant(await ask(client, *messages)), user("Go on.")]
@@ -132,7 +133,7 @@ async def play_group(
 
 
 async def play(agent: Any, policy: TokenCompleter, *task: Any, **options: Any) -> Trajectory:
-    """Play an episode; return its trajectory as the Cookbook trains on it."""
+    """Play an episode and return the trajectory that the Cookbook trains on."""
     return (await play_group(policy, agent, *task, **options)).trajectories_G[0]
 
 
@@ -149,13 +150,13 @@ async def _nothing_is_left() -> AsyncIterator[None]:
     assert not [task for task in left if "evert" in task.get_name()]
 
 
-# -- at the same time ------------------------------------------------------------------------------
+# -- concurrency -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("agent", [gathers, has_threads])
 async def test_concurrent_calls_are_sampled_concurrently(agent: Any) -> None:
     policy = Together(16)
-    group = await play_group(policy, agent, 8, 2)  # of all episodes of a group
+    group = await play_group(policy, agent, 8, 2)  # 8 calls in each of 2 episodes
 
     assert policy.most == 16
     for trajectory in group.trajectories_G:
@@ -194,14 +195,14 @@ async def test_one_sub_agent_continues_while_another_waits() -> None:
     assert len(trajectory_to_data(trajectory, 1.0)) == 3
 
 
-# -- agents whose calls never meet -----------------------------------------------------------------
+# -- agents whose calls never overlap --------------------------------------------------------------
 
 
 async def notes_on_the_way(client: AgentClient) -> float:
     client.log(before="the first call")
     messages = [user("Play.")]
     for number in range(4):
-        # A task of its own for every call, as wait_for makes one.
+        # Create a task for each call, like asyncio.wait_for did before Python 3.12.
         said = await asyncio.create_task(ask(client, *messages), name="call")
         messages += [assistant(said), user(f"No {number}.")]
         client.reward(number / 10)
@@ -227,7 +228,7 @@ def has_a_thread(client: BlockingAgentClient) -> float:
 
 
 @pytest.mark.parametrize("agent", [notes_on_the_way, gives_up_a_call, has_a_thread])
-async def test_sequential_calls_are_played_as_without_parallel_rollouts(
+async def test_sequential_calls_are_played_as_if_without_parallel_rollouts(
     agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slowly(ScriptedPolicy):
@@ -253,7 +254,7 @@ async def test_sequential_calls_are_played_as_without_parallel_rollouts(
     assert await told(ParallelRollouts()) == plain
 
 
-# -- lineages and notes ----------------------------------------------------------------------------
+# -- lineages, rewards, metrics and logs -----------------------------------------------------------
 
 
 NOTING: dict[str, Callable[[AgentClient, str], Awaitable[str]]] = {
@@ -265,7 +266,9 @@ NOTING: dict[str, Callable[[AgentClient, str], Awaitable[str]]] = {
 
 @pytest.mark.parametrize("asking", NOTING.values(), ids=NOTING)
 @pytest.mark.parametrize("backwards", [False, True])
-async def test_rewards_metrics_and_logs_belong_to_their_call(asking: Any, backwards: bool) -> None:
+async def test_rewards_metrics_and_logs_are_attributed_to_their_call(
+    asking: Any, backwards: bool
+) -> None:
     async def sub(client: AgentClient, number: int) -> None:
         await asking(client, f"Number {WORDS[number]}?")
         client.reward(float(number))
@@ -293,7 +296,9 @@ async def by_sdk(client: AgentClient, text: str) -> None:
 
 
 @pytest.mark.parametrize("asking", [ask, by_sdk])
-async def test_rewards_and_logs_of_overlapping_calls_belong_to_their_own_call(asking: Any) -> None:
+async def test_rewards_and_logs_of_overlapping_calls_are_attributed_to_the_right_call(
+    asking: Any,
+) -> None:
     async def sub(client: AgentClient, number: int) -> None:
         await asking(client, f"Number {WORDS[number]}?")
         client.reward(float(number))
@@ -346,9 +351,7 @@ async def test_parallel_sub_agents_give_one_datum_each() -> None:
     ],
     ids=["turns", "one call", "two calls"],
 )
-async def test_no_more_calls_are_sampled_than_the_limits_allow(
-    most: int, options: Any, turns: int
-) -> None:
+async def test_limits_apply_to_concurrent_calls(most: int, options: Any, turns: int) -> None:
     policy = Together(most)
     trajectory = await play(gathers, policy, 8, **options)
 
@@ -357,12 +360,14 @@ async def test_no_more_calls_are_sampled_than_the_limits_allow(
     assert trajectory.stop_reason == ("max_turns" if turns == 3 else "completed")
 
 
-async def test_sampled_tokens_are_limited_over_all_calls_and_per_call() -> None:
+async def test_sampled_tokens_are_limited_across_all_calls_and_per_call() -> None:
     policy = Together(8, lambda _: "one two three four five six")
     trajectory = await play(gathers, policy, 8, limits=RolloutLimits(max_sampled_tokens=20))
 
     taken = sum(len(turn.ac.tokens) for turn in trajectory.transitions)
-    assert 20 - len(policy.actions[0]) < taken <= 20, "the last one is cut to what is left"
+    assert 20 - len(policy.actions[0]) < taken <= 20, (
+        "the last reply is cut to the remaining budget"
+    )
     assert trajectory.stop_reason == StopReason.MAX_SAMPLED_TOKENS
 
     async def agent(client: AgentClient) -> float:
@@ -385,7 +390,7 @@ def test_a_truncated_action_keeps_the_log_probabilities_of_its_tokens() -> None:
     assert shortened(TokensWithLogprobs([1, 2], None), 1).maybe_logprobs is None
 
 
-async def test_a_sampling_failure_or_timeout_is_the_runners_error() -> None:
+async def test_a_sampling_failure_or_timeout_raises_the_runners_error() -> None:
     class Fails(Together):
         async def __call__(self, *inputs: Any, **options: Any) -> Any:
             await super().__call__(*inputs, **options)
@@ -415,7 +420,7 @@ async def test_an_episode_that_runs_out_of_time_keeps_its_turns() -> None:
 
     assert trajectory.stop_reason == StopReason.ROLLOUT_TIMEOUT
     lineages = [turn.logs["lineage"] for turn in trajectory.transitions]
-    assert lineages == [1, 0, 0], "a turn is over when the next observation is there"
+    assert lineages == [1, 0, 0], "a turn is complete once the next observation is available"
 
 
 async def test_waiting_for_replies_does_not_count_towards_the_agents_timeout() -> None:
@@ -427,7 +432,7 @@ async def test_waiting_for_replies_does_not_count_towards_the_agents_timeout() -
     assert len((await playing).transitions) == 2
 
 
-# -- what else a runner is given -------------------------------------------------------------------
+# -- other arguments passed to a runner ------------------------------------------------------------
 
 
 class Reminds(RolloutHooks):
@@ -444,7 +449,7 @@ class WithHooks(RolloutStrategy):
         return RolloutResult(played, envs, [])
 
 
-async def test_hooks_may_add_to_a_prompt_that_was_sampled_ahead() -> None:
+async def test_hooks_can_add_to_a_prompt_that_was_sampled_ahead() -> None:
     policy = policy_of(lambda prompt: "brief" if "Be brief." in prompt else "long")
     strategy = ParallelRollouts(WithHooks())
 
@@ -491,10 +496,10 @@ async def test_replies_in_the_wrong_format_are_counted_per_call() -> None:
     assert sum(rewards(trajectory)) == 1.0
 
 
-# -- failures and ends -----------------------------------------------------------------------------
+# -- failures and early ends -----------------------------------------------------------------------
 
 
-async def test_an_agent_that_fails_ends_its_waiting_calls() -> None:
+async def test_an_agent_that_fails_cancels_its_pending_calls() -> None:
     policy = Together(9)
 
     async def agent(client: AgentClient) -> float:
@@ -529,7 +534,7 @@ async def test_cancelled_calls_that_lost_a_race_are_not_transitions() -> None:
     assert "two" in prompt(trajectory.transitions[0])
 
 
-async def test_closing_an_env_refuses_all_of_its_calls() -> None:
+async def test_closing_an_env_ends_all_of_its_calls() -> None:
     policy = Together(9)
     told: set[str] = set()
 
@@ -569,7 +574,7 @@ async def test_other_envs_are_played_unchanged() -> None:
     assert played.transitions == (await do_single_rollout(policy, theirs)).transitions
 
 
-async def test_an_unused_sample_is_forgotten() -> None:
+async def test_an_unused_sample_is_garbage_collected() -> None:
     queue = PolicyQueue(policy_of(), 4)
     for is_asked_for in (True, False):
         sample = queue.submit(tinker.ModelInput.from_ints([1]), [], None, None)

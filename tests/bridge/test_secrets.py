@@ -1,8 +1,8 @@
-"""Secrets that this process knows, and their redaction.
+"""Redacting the secrets that this process knows.
 
-A variable is a secret by its name, or by a password in its URL. Secrets are removed from texts,
-nested values and command lines in every encoding. The known secrets change with the environment
-and with calls of ``keep_secret``.
+A variable is secret because of its name, or because its value is a URL with a password. Secrets are
+removed from texts, nested values and command lines in every encoding. The set of known secrets
+follows the environment and calls to ``keep_secret``.
 """
 
 import json
@@ -39,7 +39,7 @@ AUTHOR KEYBOARD PASSENGER COMPASS SECRETARY max_trajectory_tokens_name
 """
 
 
-def test_a_plausible_value_of_a_variable_named_like_a_key_is_a_secret(tmp_path: Path) -> None:
+def test_a_plausible_value_in_a_variable_named_like_a_key_is_a_secret(tmp_path: Path) -> None:
     assert [name for name in SECRET.split() if not is_secret(name, VALUE)] == []
     assert [name for name in OTHERS.split() if is_secret(name, VALUE)] == []
     for value in ("", "1", "true", "disabled", "required", "32768", "10000000", str(tmp_path)):
@@ -48,7 +48,9 @@ def test_a_plausible_value_of_a_variable_named_like_a_key_is_a_secret(tmp_path: 
         assert is_secret("AUTH_TOKEN", value), value
 
 
-def test_a_password_in_a_url_is_a_secret_whatever_the_variables_name(monkeypatch: Patch) -> None:
+def test_a_password_in_a_url_is_a_secret_whatever_the_variable_is_called(
+    monkeypatch: Patch,
+) -> None:
     for url, secret in (
         ("postgres://me:s3cret-word@host:5432/db", "s3cret-word"),
         ("https://ghp_0123456789@github.com/a/b", "ghp_0123456789"),
@@ -60,7 +62,7 @@ def test_a_password_in_a_url_is_a_secret_whatever_the_variables_name(monkeypatch
         assert secret not in redacted(f"{url} and {url}")
 
 
-def test_a_secret_is_redacted_in_its_json_repr_and_url_forms(monkeypatch: Patch) -> None:
+def test_a_secret_is_redacted_in_its_json_repr_and_url_encodings(monkeypatch: Patch) -> None:
     secret = "line one\n\"two\" 'three' \\four/füünf+"
     monkeypatch.setenv("MY_SECRET", secret)
     for spelled in (secret, repr(secret), json.dumps(secret), quote(secret, safe="")):
@@ -69,7 +71,7 @@ def test_a_secret_is_redacted_in_its_json_repr_and_url_forms(monkeypatch: Patch)
         assert "three" not in text, spelled
 
 
-KEY = f"evert-{'aB3_-dE7' * 4}"  # of a rollout
+KEY = f"evert-{'aB3_-dE7' * 4}"  # a rollout key
 SAME = None
 FORMS: list[tuple[str, str | None]] = [
     (f"key={KEY}, evert-tiny", "key=[ROLLOUT_KEY], evert-tiny"),
@@ -84,16 +86,16 @@ FORMS: list[tuple[str, str | None]] = [
     ('{"a": "?x&amp;Auth-Token=0ther-word"}', '{"a": "?x&amp;Auth-Token=[Auth-Token]"}'),
     ("https://h?page=0ther-word&token=9", SAME),
     ("token=0ther-word", SAME),
-    ("a\ud800b\udfff é", "a\ufffdb\ufffd é"),  # so any text can be encoded
+    ("a\ud800b\udfff é", "a\ufffdb\ufffd é"),  # surrogates are replaced, so the text can be encoded
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "clean"), FORMS)
-def test_keys_and_passwords_in_urls_are_recognised_by_their_form(text: Any, clean: Any) -> None:
+def test_keys_and_passwords_in_urls_are_recognised_by_their_format(text: Any, clean: Any) -> None:
     assert redacted(text) == (text if clean is None else clean)
 
 
-def test_redacting_secrets_in_long_texts_is_fast_and_copies_no_clean_text() -> None:
+def test_redacting_long_texts_is_fast_and_does_not_copy_clean_text() -> None:
     urls = "http://" + "a:" * 200_000 + "://b@" * 1000
     text = "nothing to hide " * 100
 
@@ -101,11 +103,11 @@ def test_redacting_secrets_in_long_texts_is_fast_and_copies_no_clean_text() -> N
     assert redacted(text) is text
 
 
-def test_text_ends_nested_values_and_command_lines_are_redacted(monkeypatch: Patch) -> None:
+def test_tails_nested_values_and_command_lines_are_redacted(monkeypatch: Patch) -> None:
     monkeypatch.setenv("A_KEY", VALUE)
     monkeypatch.setenv("B_KEY", f"{VALUE}-and-more")
 
-    assert redacted(f"{VALUE}-and-more {VALUE}") == "[B_KEY] [A_KEY]", "the longer goes first"
+    assert redacted(f"{VALUE}-and-more {VALUE}") == "[B_KEY] [A_KEY]", "longest match first"
     assert redacted_end(f"{'x' * 100}{VALUE} end", 8) == "KEY] end"
     assert redacted_end("short", 8) == "short"
     assert redacted_tree(
@@ -127,7 +129,7 @@ def test_text_ends_nested_values_and_command_lines_are_redacted(monkeypatch: Pat
     assert redacted_arguments(line) == clean
 
 
-def test_known_secrets_change_with_the_environment(monkeypatch: Patch) -> None:
+def test_known_secrets_follow_the_environment(monkeypatch: Patch) -> None:
     before = redacted(VALUE)
     monkeypatch.setenv("LATE_TOKEN", VALUE)
     during = redacted(VALUE)
@@ -136,9 +138,9 @@ def test_known_secrets_change_with_the_environment(monkeypatch: Patch) -> None:
     assert (before, during, redacted(VALUE)) == (VALUE, "[LATE_TOKEN]", VALUE)
 
 
-def test_a_change_of_the_environment_during_redaction_reveals_no_secret(monkeypatch: Patch) -> None:
+def test_changing_the_environment_during_redaction_reveals_no_secrets(monkeypatch: Patch) -> None:
     class Text(str):
-        """A text that takes so long to search that the environment changes."""
+        """A string that changes the environment while it is being searched."""
 
         def __contains__(self, spelling: str) -> bool:  # type: ignore[override]
             monkeypatch.delenv("LONGER_TOKEN", raising=False)
@@ -150,7 +152,7 @@ def test_a_change_of_the_environment_during_redaction_reveals_no_secret(monkeypa
     assert redacted(Text("it is s3cret-that-stays")) == "it is [OTHER_TOKEN]"
 
 
-def test_a_secret_that_is_added_concurrently_is_known(monkeypatch: Patch) -> None:
+def test_a_secret_that_is_added_concurrently_is_redacted(monkeypatch: Patch) -> None:
     spellings = redaction._spellings
 
     def told_meanwhile(secret: str) -> set[str]:
@@ -163,7 +165,7 @@ def test_a_secret_that_is_added_concurrently_is_known(monkeypatch: Patch) -> Non
     assert redacted("known-already-1 told-meanwhile-1") == "[EARLY_TOKEN] [LATE_TOKEN]"
 
 
-def test_secrets_from_the_command_line_and_keep_secret_are_known(monkeypatch: Patch) -> None:
+def test_secrets_from_the_command_line_and_keep_secret_are_redacted(monkeypatch: Patch) -> None:
     monkeypatch.setattr(sys, "argv", ["evert", "--judge.api_key=another-0ne"])
     monkeypatch.setenv("NEW_VARIABLE", "x")
     assert redacted("<another-0ne>") == "<[judge.api_key]>"

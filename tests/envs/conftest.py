@@ -1,4 +1,4 @@
-"""Fixtures of the tests of ``evert.envs``: temporary ids, and a count of leftovers."""
+"""Fixtures for the tests of ``evert.envs``: temporary ids, and a check for leftovers."""
 
 import gc
 import threading
@@ -16,7 +16,7 @@ from evert.envs.as_gymnasium.registration import register_agent
 
 @pytest.fixture
 def register() -> Iterator[Callable[..., EnvSpec]]:
-    """Yield ``register_agent``, and remove what it registered after the test."""
+    """Yield ``register_agent``, and unregister the new environments after the test."""
     before = set(gymnasium.registry)
     yield register_agent
     for id in set(gymnasium.registry) - before:
@@ -25,15 +25,15 @@ def register() -> Iterator[Callable[..., EnvSpec]]:
 
 @pytest.fixture
 def leftovers() -> Callable[[], dict[str, list[str]]]:
-    """Return a function that lists threads and files that are new since the test began."""
-    env = gymnasium.make("evert/Identity-v0")  # loads the tokenizer, whatever that opens
+    """Return a function that lists the threads and files opened since the start of the test."""
+    env = gymnasium.make("evert/Identity-v0")  # loads the tokenizer and everything that it opens
     env.reset()
     env.close()
     threads, files = set(threading.enumerate()), open_descriptors()
 
     def found() -> dict[str, list[str]]:
-        """Wait a while until nothing is left; return what is."""
-        deadline = time.monotonic() + 60.0  # what is just ending may end
+        """Wait up to a minute until nothing is left over; return whatever remains."""
+        deadline = time.monotonic() + 60.0  # give threads time to finish
         while True:
             gc.collect()
             new = [thread.name for thread in threading.enumerate() if thread not in threads]
@@ -41,6 +41,6 @@ def leftovers() -> Callable[[], dict[str, list[str]]]:
             leftovers_now = {kind: names for kind, names in new_by_kind.items() if names}
             if not leftovers_now or time.monotonic() > deadline:
                 return leftovers_now
-            time.sleep(0.5)  # a collection holds up the very threads that are to end
+            time.sleep(0.5)  # let the threads run, since collecting garbage blocks them
 
     return found

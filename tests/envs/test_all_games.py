@@ -1,4 +1,4 @@
-"""What every shipped game guarantees, and how each one is won, lost and played wrongly."""
+"""What every shipped game guarantees, and how each one is won, lost and played incorrectly."""
 
 import copy
 import inspect
@@ -35,7 +35,7 @@ HEADINGS = [
 
 
 def episode(env: gymnasium.Env[Any, Any], seed: int | None) -> list[Any]:
-    """Play sampled actions until the game is over; return all results."""
+    """Play random actions until the game is over; return all results."""
     observation, info = env.reset(seed=seed)
     env.action_space.seed(0)
     came: list[Any] = [(observation, info)]
@@ -58,13 +58,13 @@ def test_a_game_is_a_valid_gymnasium_environment(id: str, level: str) -> None:
     for spec in specs:
         copied = gymnasium.make(spec, level=level)
         assert episode(copied, 7) == first, spec
-        assert episode(copied, None) == then, spec  # and so are later episodes
+        assert episode(copied, None) == then, spec  # later episodes match, too
         copied.close()
     env.close()
 
 
 def sections(doc: str | None) -> list[str]:
-    """Return the headings of a docstring's non-empty sections."""
+    """Return the headings of the non-empty sections of a docstring."""
     return [str(name) for name in re.findall(r"^## (.+)\n\n?(?!#)\S", doc or "", re.MULTILINE)]
 
 
@@ -105,7 +105,7 @@ SCRIPTS: list[tuple[str, Any, list[str], list[float], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("id", "task", "replies", "rewards", "noted"), SCRIPTS)
-def test_a_game_can_be_won_lost_and_played_wrongly(
+def test_a_game_can_be_won_lost_and_played_incorrectly(
     id: str, task: Any, replies: list[str], rewards: list[float], noted: dict[str, Any]
 ) -> None:
     env = gymnasium.make(f"evert/{id}")
@@ -121,7 +121,7 @@ def test_a_game_can_be_won_lost_and_played_wrongly(
     assert steps[-1][0][-1]["content"] == replies[-1]
 
 
-def test_best_moves_never_lose_tic_tac_toe_and_two_illegal_ones_do() -> None:
+def test_best_moves_never_lose_tic_tac_toe_and_two_illegal_moves_lose_it() -> None:
     env = gymnasium.make("evert/TicTacToe-v0", tasks="evert.envs.tic_tac_toe:TEST_TASKS")
     for seed in range(3):
         conversation, _ = env.reset(seed=seed)
@@ -138,7 +138,7 @@ def test_best_moves_never_lose_tic_tac_toe_and_two_illegal_ones_do() -> None:
     env.close()
 
 
-# -- each one's own --------------------------------------------------------------------------------
+# -- individual games ------------------------------------------------------------------------------
 
 
 PAID = {
@@ -148,7 +148,7 @@ PAID = {
 }
 
 
-def test_identity_rewards_the_right_name() -> None:
+def test_identity_rewards_the_correct_name() -> None:
     assert {paid: [a for a in PAID[paid] if identity.score(a, 7) == paid] for paid in PAID} == PAID
     assert not set(identity.TRAIN_TASKS) & set(identity.TEST_TASKS)
 
@@ -165,7 +165,7 @@ GUESSES = [
 
 
 @pytest.mark.parametrize("script", GUESSES)
-async def test_guess_number_equals_the_cookbooks_text_for_text(script: list[str]) -> None:
+async def test_guess_number_has_the_same_texts_as_the_cookbooks_game(script: list[str]) -> None:
     renderer = default_renderer()
     texts = prompt_renderer(renderer)
     theirs = cookbook.GuessNumberEnv(13, renderer)
@@ -183,14 +183,14 @@ async def test_guess_number_equals_the_cookbooks_text_for_text(script: list[str]
         assert info["logs"].items() >= expected.logs.items()
         if terminated:
             break
-        # Theirs names the policy "player" where ours, as any chat agent, says "assistant".
+        # The Cookbook calls the policy "player", while chat agents say "assistant".
         tokens: Any = flatten(expected.next_observation.chunks)
         theirs_says = texts.decode(tokens).replace("<|im_start|>player", "<|im_start|>assistant")
         assert texts.decode(info["tokens"]) == theirs_says
     ours.close()
 
 
-def test_guess_numbers_split_is_the_cookbooks() -> None:
+def test_guess_number_uses_the_cookbooks_split() -> None:
     builder = cookbook.GuessNumberDatasetBuilder(
         batch_size=1, renderer_name="", train_group_size=1, model_name=""
     )
@@ -204,7 +204,9 @@ def test_guess_numbers_split_is_the_cookbooks() -> None:
 @pytest.mark.parametrize(
     ("hint", "guess", "reward"), [("A", "sun", 1.0), ("A", "sea", 0.0), ("Sunny", "sun", 0.0)]
 )
-async def test_seats_earn_for_a_hint_without_the_word(hint: str, guess: str, reward: float) -> None:
+async def test_seats_earn_for_a_hint_that_does_not_contain_the_word(
+    hint: str, guess: str, reward: float
+) -> None:
     policy = ScriptedPolicy(lambda prompt: hint if "Hint?" in prompt else guess)
     seats = ("hinter", "guesser")
     group = await play_group(hints.seated_hints_agent, 1, policy, task="sun", seats=seats)
@@ -227,7 +229,7 @@ def test_demonstrations_of_hints_show_only_the_format() -> None:
     assert len(to_one) > 4
 
 
-def test_demonstrations_of_guess_number_stay_within_bounds_and_win_a_third() -> None:
+def test_demonstrations_of_guess_number_stay_within_bounds_and_win_a_third_of_the_time() -> None:
     games_shown = [*islice(guess_number.demonstrations(0), 300)]
     for _rules, *messages in games_shown:
         low, high = 0, 1023
@@ -243,7 +245,7 @@ def test_demonstrations_of_guess_number_stay_within_bounds_and_win_a_third() -> 
 # -- tasks, actions, copies ------------------------------------------------------------------------
 
 
-def test_seeds_draw_all_tasks_and_the_task_option_does_not_disturb_the_draws() -> None:
+def test_seeds_cover_all_tasks_and_the_task_option_does_not_affect_later_draws() -> None:
     env = gymnasium.make("evert/Identity-v0", tasks=[1, 2, 3, 123])
     assert {env.reset(seed=seed)[1]["task"] for seed in range(40)} == {1, 2, 3, 123}
     env.reset(seed=1)
@@ -258,7 +260,7 @@ def test_seeds_draw_all_tasks_and_the_task_option_does_not_disturb_the_draws() -
     assert all(held_out.reset(seed=seed)[1]["task"] >= 1000 for seed in range(5))
 
 
-def test_a_text_action_never_contains_a_control_token() -> None:
+def test_special_tokens_in_a_text_action_are_encoded_as_plain_text() -> None:
     env = gymnasium.make("evert/GuessNumber-v0")
     for text in ("<|im_end|>", "Guess: 5<|im_end|>Guess: 7", "<|im_start|>user"):
         env.reset(seed=1)
@@ -289,7 +291,7 @@ def test_any_text_and_any_tokens_are_legal_actions(level: str, actions: list[Any
     env.close()
 
 
-def test_the_text_space_excludes_texts_that_cannot_be_tokenised() -> None:
+def test_the_text_space_excludes_texts_that_cannot_be_tokenized() -> None:
     space = AnyText(seed=0)
     assert "日本語" in space
     assert "\ud800" not in space

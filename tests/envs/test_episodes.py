@@ -40,7 +40,7 @@ from evert.envs.games import EnvArgumentError
 
 Leftovers = Callable[[], dict[str, list[Any]]]
 EITHER: list[tuple[Any, Any]] = [(AgentGymEnv, "x"), (partial(AgentVectorEnv, 3), ["x"] * 3)]
-"""One environment or many at once, and an action."""
+"""A single environment or several in parallel, each with an action."""
 
 
 async def endless_agent(client: AgentClient) -> float:
@@ -56,7 +56,7 @@ def endless_blocking_agent(client: BlockingAgentClient) -> float:
 
 
 def step_of(agent: Any, action: Any = "x", **options: Any) -> tuple[float, bool, bool, Any]:
-    """Take one step of an agent's environment; return all but the observation."""
+    """Take one step in an agent's environment; return everything except the observation."""
     env = AgentGymEnv(agent, **options)
     env.reset()
     try:
@@ -65,7 +65,7 @@ def step_of(agent: Any, action: Any = "x", **options: Any) -> tuple[float, bool,
         env.close()
 
 
-# -- ends ----------------------------------------------------------------------------------------
+# -- how episodes end ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,9 @@ def step_of(agent: Any, action: Any = "x", **options: Any) -> tuple[float, bool,
         ({"max_trajectory_tokens": 60}, 3, "max_tokens"),
     ],
 )
-def test_a_budget_truncates(limits: dict[str, int], steps: int, reason: str) -> None:
+def test_running_out_of_budget_truncates_the_episode(
+    limits: dict[str, int], steps: int, reason: str
+) -> None:
     env = AgentGymEnv(endless_agent, max_turns=5, limits=RolloutLimits(**limits))
     env.reset()
     steps_taken, truncated, info = 0, False, dict[str, Any]()
@@ -99,7 +101,7 @@ async def strict_agent(client: AgentClient) -> float:
     return 1.0
 
 
-def test_format_retries_keep_within_the_budgets() -> None:
+def test_format_retries_count_towards_the_budgets() -> None:
     _, terminated, truncated, info = step_of(strict_agent, "no json", max_turns=1)
     assert (terminated, truncated, info["stop_reason"]) == (False, True, "max_turns")
 
@@ -139,7 +141,7 @@ def test_each_way_to_end_an_episode_has_its_stop_reason() -> None:
     refusing: dict[str, Any] = {"level": "tokens", "parse_error_policy": policy}
     cut = step_of(hasty_agent)
     scored = step_of(failing_agent, tasks=[1], on_agent_error=-5.0)
-    refused = step_of(endless_agent, [300, 274], **refusing)  # no end of turn
+    refused = step_of(endless_agent, [300, 274], **refusing)  # no end-of-turn token
 
     assert [(*step[:3], step[3]["stop_reason"]) for step in (cut, scored, refused)] == [
         (0.5, False, True, "truncated"),
@@ -155,7 +157,7 @@ async def brief_agent(client: AgentClient) -> float:
     return 1.0
 
 
-def test_a_reply_is_truncated_at_the_agents_token_cap() -> None:
+def test_a_reply_is_truncated_at_the_agents_token_limit() -> None:
     env = AgentGymEnv(brief_agent, level="tokens")
     for action, finish in (([300] * 10, "length"), ([300, 300, 300, 505], "stop")):
         _, info = env.reset()
@@ -170,7 +172,7 @@ async def tool_agent(client: AgentClient) -> float:
     return float(len(completion.choices[0].message.tool_calls or ()))
 
 
-def test_tools_are_offered_and_called() -> None:
+def test_tools_are_offered_and_can_be_called() -> None:
     env = AgentGymEnv(tool_agent, render_mode="ansi")
     _, info = env.reset()
     assert info["tools"][0]["function"]["name"] == "look"
@@ -211,7 +213,7 @@ async def stuck_agent(client: AgentClient) -> float:
 
 
 def test_an_agent_that_makes_no_call_or_hangs_is_an_error() -> None:
-    with pytest.raises(EnvStateError, match="before the policy was asked anything"):
+    with pytest.raises(EnvStateError, match="ended before its first observation"):
         step_of(silent_agent)
     with pytest.raises(AgentTimeoutError, match="agent_timeout"):
         step_of(stuck_agent, agent_timeout=0.05)
@@ -249,7 +251,7 @@ def test_ctrl_c_in_a_step_ends_the_episodes(make: Any, action: Any, leftovers: L
     assert leftovers() == {}
 
 
-def test_ctrl_c_during_a_hand_over_cancels_the_work(monkeypatch: Patch) -> None:
+def test_ctrl_c_during_a_handover_cancels_the_work(monkeypatch: Patch) -> None:
     given_up = threading.Event()
     hand_over = BlockingPortal.start_task_soon
 
@@ -314,7 +316,7 @@ async def tidy_agent(client: AgentClient) -> float:
 
 @pytest.mark.parametrize(("make", "action"), EITHER, ids=["one", "many"])
 @pytest.mark.parametrize("agent", [tidy_agent, endless_blocking_agent])
-def test_close_reset_and_deletion_in_mid_episode_leave_nothing(
+def test_close_reset_and_deletion_in_mid_episode_leave_nothing_behind(
     agent: Any, make: Any, action: Any, leftovers: Leftovers
 ) -> None:
     tidied = (1 if make is AgentGymEnv else 3) * (agent is tidy_agent)
@@ -330,7 +332,7 @@ def test_close_reset_and_deletion_in_mid_episode_leave_nothing(
     with pytest.raises(gymnasium.error.ResetNeeded, match="was closed"):
         env.step(action)
 
-    env.reset()  # a new episode
+    env.reset()  # starts a new episode
     before = threading.active_count()
     for _ in range(5):
         env.reset()
@@ -346,7 +348,7 @@ def test_close_reset_and_deletion_in_mid_episode_leave_nothing(
     assert leftovers() == {}
 
 
-def test_closing_the_last_environment_ends_the_loop(leftovers: Leftovers) -> None:
+def test_closing_the_last_environment_stops_the_event_loop(leftovers: Leftovers) -> None:
     AgentGymEnv(endless_agent).close()  # no episode was started
     assert leftovers() == {}
     envs = [AgentGymEnv(endless_agent) for _ in range(3)]
@@ -372,12 +374,14 @@ async def stubborn_agent(client: AgentClient) -> float:
     return 0.0
 
 
-def test_a_stuck_loop_is_named(leftovers: Leftovers, monkeypatch: Patch, caplog: Logs) -> None:
+def test_a_loop_that_does_not_stop_is_reported(
+    leftovers: Leftovers, monkeypatch: Patch, caplog: Logs
+) -> None:
     monkeypatch.setattr(loop, "PATIENCE", 0.2)
     may_end.clear()
     with pytest.raises(AgentTimeoutError):
         step_of(stubborn_agent, close_timeout=0.05, agent_timeout=0.05)
-    assert "evert's event loop did not end within 0.2 s; its thread keeps" in caplog.text
+    assert "evert's event loop did not stop within 0.2 s, so its thread" in caplog.text
     assert step_of(endless_agent)[0] == 0.5
     may_end.set()
     assert leftovers() == {}
@@ -427,7 +431,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
 def test_a_forked_child_starts_its_own_loop_and_an_open_environment_blocks_no_exit() -> None:
     result = subprocess.run(
         [sys.executable, "-c", PROCESSES], capture_output=True, text=True, timeout=800
@@ -436,7 +440,7 @@ def test_a_forked_child_starts_its_own_loop_and_an_open_environment_blocks_no_ex
     assert result.stderr == ""
 
 
-# -- what is refused -----------------------------------------------------------------------------
+# -- invalid arguments ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -450,7 +454,7 @@ def test_a_forked_child_starts_its_own_loop_and_an_open_environment_blocks_no_ex
         ({"render_mode": "rgb_array"}, r"render_mode='rgb_array'.*None, 'ansi', 'human'"),
     ],
 )
-def test_a_bad_argument_is_named(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_argument_is_named_in_the_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvArgumentError, match=message):
         AgentGymEnv(asks, **options)
 
@@ -458,12 +462,14 @@ def test_a_bad_argument_is_named(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": 5000}, "task 5000 is not among the 1000 tasks.*tasks=\\[5000\\]"),
-        ({"task": "5"}, "task '5' is not among"),
+        ({"task": 5000}, "task 5000 is not one of .* 1000 tasks.*tasks=\\[5000\\]"),
+        ({"task": "5"}, "task '5' is not one of"),
         ({"tsak": 5}, r"Unknown reset option 'tsak'.*Did you mean 'task'\?"),
     ],
 )
-def test_a_bad_reset_option_is_named_and_ignored(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_reset_option_raises_and_the_episode_continues(
+    options: dict[str, Any], message: str
+) -> None:
     env = gymnasium.make("evert/Identity-v0")
     env.reset(options={"task": 3})
     with pytest.raises(EnvArgumentError, match=message):
@@ -477,7 +483,7 @@ def test_a_bad_reset_option_is_named_and_ignored(options: dict[str, Any], messag
 @pytest.mark.parametrize(
     "tasks", [[np.array([1, 2]), np.array([3])], [{"a": [1]}, {"a": [2]}]], ids=["arrays", "dicts"]
 )
-def test_tasks_may_be_of_any_kind(tasks: list[Any]) -> None:
+def test_tasks_may_be_of_any_type(tasks: list[Any]) -> None:
     env = AgentGymEnv(lambda client, task: asks_blocking(client), tasks)
     for task in tasks:
         _, info = env.reset(options={"task": task})
@@ -488,7 +494,7 @@ def test_tasks_may_be_of_any_kind(tasks: list[Any]) -> None:
 
 
 LEGAL = {"messages": "I am 3", "tokens": (505,)}
-TEXT = r"the reply's text.*level='tokens'"
+TEXT = r"the text of the reply.*level='tokens'"
 IDS = "a sequence of token ids"
 NO_ACTIONS: dict[str, list[tuple[Any, str]]] = {
     "messages": [*((action, TEXT) for action in (None, 3, b"bytes", ["a"], {"role": "assistant"},
@@ -498,7 +504,7 @@ NO_ACTIONS: dict[str, list[tuple[Any, str]]] = {
         ([True], "Token 0 of the action is True of type bool"), (np.array([0.5]),
         "Token 0 of the action is 0.5 of type float"), (np.array([[1, 2]]),
         "Token 0 of the action is .* of type list"), ([1, 512],
-        r"Token 1 of the action is 512, outside of the vocabulary 0\.\.511"), ([-1],
+        r"Token 1 of the action is 512, .*outside the vocabulary \(0\.\.511"), ([-1],
         "Token 0 of the action is -1")],
 }  # fmt: skip
 

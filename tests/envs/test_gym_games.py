@@ -33,13 +33,13 @@ from evert.envs.from_gymnasium.observations import minigrid_in_words, plainly
 TOY_TEXT = sorted(
     id for id, spec in gymnasium.registry.items() if "toy_text" in str(spec.entry_point)
 )
-"""Blackjack, cliff walking (slippery too), frozen lake of both sizes, taxi: as installed."""
+"""The installed ones: Blackjack, cliff walking (also slippery), two sizes of frozen lake, taxi."""
 
 MINIGRID = [
     f"minigrid:MiniGrid-{name}-v0"
     for name in ("Empty-5x5", "DoorKey-5x5", "Fetch-5x5-N2", "LavaGapS5")
 ]
-"""Missions: where to go, what to open, what to fetch, what to keep out of."""
+"""Their missions: reach a place, open a door, fetch an object, avoid lava."""
 
 LONGEST = 40
 
@@ -61,11 +61,11 @@ def ending(trajectory: Trajectory) -> str:
     return next(key for key in metrics if key.startswith("stop/")).removeprefix("stop/")
 
 
-# -- the games they are -----------------------------------------------------------------------
+# -- the original rules -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("id", TOY_TEXT + MINIGRID)
-def test_actions_earn_as_in_gymnasium(id: str, register: Callable[..., EnvSpec]) -> None:
+def test_actions_earn_the_same_as_in_gymnasium(id: str, register: Callable[..., EnvSpec]) -> None:
     register("there/AndBack-v0", GymAgent(id, max_episode_steps=LONGEST), tasks=[3, 11])
     back, there = gymnasium.make("there/AndBack-v0"), gymnasium.make(id, max_episode_steps=LONGEST)
     actions = GymAgent(id).actions(there)
@@ -91,35 +91,35 @@ def test_rewards_belong_to_their_turn_and_truncation_is_passed_on() -> None:
     assert rewards(trajectory) == [-100.0, -1.0]
     assert ending(trajectory) == "truncated"
     over = rollout(GymAgent("Blackjack-v1", max_episode_steps=1), ["stick"])
-    assert ending(over) == "completed"  # over and truncated is over
+    assert ending(over) == "completed"  # terminated wins over truncated
 
 
-def test_the_task_gives_the_seed_and_options_of_reset() -> None:
+def test_the_task_sets_the_seed_and_options_of_reset() -> None:
     assert start_of(7, 1) == start_of(np.int64(7), 1) == {"seed": 7}
     assert start_of(None, 1) == {"seed": 1}
     assert start_of({"options": {"x": 2}}, 1) == {"seed": 1, "options": {"x": 2}}
     assert rollout(GymAgent("Blackjack-v1"), ["0"], {"seed": 5}).transitions[0].reward in (-1, 0, 1)
     for task in ("seven", -1, 1.5, {"sed": 3}, [1]):
-        with pytest.raises(EnvArgumentError, match=r"cannot start an environment; expected a "):
+        with pytest.raises(EnvArgumentError, match=r"Cannot reset the environment with the "):
             start_of(task, 1)
 
 
-# -- words ------------------------------------------------------------------------------------
+# -- descriptions -----------------------------------------------------------------------------
 
 
-def test_the_prompt_has_the_docstrings_rules_and_the_actions_by_name() -> None:
+def test_the_prompt_has_the_rules_from_the_docstring_and_names_the_actions() -> None:
     rules, seen = opening(GymAgent("Blackjack-v1"))
 
     assert rules.startswith("Blackjack is a card game where the goal is to beat the dealer")
     assert "Rewards:\n- win game: +1" in rules
     assert rules.endswith("number: 0 (Stick), 1 (Hit). Say nothing else.")
     assert "<a" not in rules
-    assert "Observation" not in rules  # they are told in other words
+    assert "Observation" not in rules  # evert describes observations itself
     assert seen == "Sum 19, dealer 10."
     assert any("usable ace" in opening(GymAgent("Blackjack-v1"), seed)[1] for seed in range(30))
 
 
-def test_observations_follow_the_users_prompt_or_the_default_one() -> None:
+def test_observations_use_the_users_prompt_or_the_default_one() -> None:
     lake = opening(GymAgent("FrozenLake-v1"))[1]
     taxi = opening(GymAgent(TOY_TEXT[-1]))[1]
 
@@ -136,7 +136,7 @@ def test_observations_follow_the_users_prompt_or_the_default_one() -> None:
     assert plainly({"a": (1, "two"), "b": np.int64(3)}) == "a: 1, two\nb: 3"
 
 
-def test_a_replys_action_is_read_from_its_last_line_and_arrays_are_json() -> None:
+def test_an_action_is_parsed_from_the_last_line_of_a_reply_and_arrays_from_json() -> None:
     actions = GymAgent("FrozenLake-v1").actions(gymnasium.make("FrozenLake-v1"))
     meant = {
         "Move left": 0, "left": 0, "I go DOWN!": 1, "2": 2, "Action: 3.": 3,
@@ -163,7 +163,7 @@ def test_a_replys_action_is_read_from_its_last_line_and_arrays_are_json() -> Non
 
 
 def before_one(kind: str, color: int = 0, state: int = 0) -> str:
-    """Return the observation with one MiniGrid object ahead and nothing else in view."""
+    """Return the observation with a single MiniGrid object ahead and nothing else in view."""
     image = np.full((3, 3, 3), (OBJECT_TO_IDX["empty"], 0, 0), np.uint8)
     image[1, 1] = (OBJECT_TO_IDX[kind], color, state)
     return minigrid_in_words({"mission": "look", "image": image}).removeprefix("Mission: look. ")
@@ -204,7 +204,7 @@ def test_minigrid_is_described_and_played_in_words() -> None:
 
 
 class Named(gymnasium.Env[Any, Any]):
-    """Names its actions as Atari's environments do."""
+    """An environment that names its actions, like Atari's environments."""
 
     closed: ClassVar[list["Named"]] = []
     action_space = spaces.Discrete(2, start=5)
@@ -240,10 +240,10 @@ def named() -> Iterator[str]:
     del gymnasium.registry["test/Named-v0"]
 
 
-def test_an_environments_own_action_names_are_used(named: str) -> None:
+def test_action_names_defined_by_an_environment_are_used(named: str) -> None:
     rules, seen = opening(GymAgent(named))
 
-    assert rules.startswith("Names its actions as Atari's environments do.")
+    assert rules.startswith("An environment that names its actions, like Atari's environments.")
     assert "5 (WAIT), 6 (FIRE)." in rules
     assert seen == "0\nActions left: FIRE."
     assert rollout(GymAgent(named), ["fire"]).transitions[0].reward == 6.0
@@ -255,7 +255,7 @@ def test_a_user_may_pass_describe_and_parse_functions() -> None:
     assert opening(agent) == ["19 in Blackjack-v1"]
     assert rollout(agent, ["enough"]).transitions[0].reward in (-1.0, 0.0, 1.0)
     assert ending(rollout(agent, ["what", "what", "what"])) == "truncated"
-    with pytest.raises(EnvArgumentError, match=r"parse rejects '\d', an action of Blackja"):
+    with pytest.raises(EnvArgumentError, match=r"parse rejected '\d', .*action of Blackja"):
         next(GymAgent("Blackjack-v1", parse=one_word).demonstrations(0))
 
 
@@ -272,7 +272,9 @@ def one_word(reply: str) -> int:
     ("illegal", "turns", "reward", "end"),
     [("explain", 3, 0.0, "truncated"), ("end", 1, 0.0, "completed"), (-2.5, 1, -2.5, "completed")],
 )
-def test_illegal_replies_have_a_setting(illegal: Any, turns: int, reward: float, end: str) -> None:
+def test_the_handling_of_illegal_replies_can_be_configured(
+    illegal: Any, turns: int, reward: float, end: str
+) -> None:
     trajectory = rollout(GymAgent("Blackjack-v1", illegal=illegal, prompt=""), ["double"] * 3)
     last = trajectory.transitions[-1]
     messages = dialogue(trajectory, prompt_renderer(default_renderer()).renderer.tokenizer)
@@ -285,13 +287,13 @@ def test_illegal_replies_have_a_setting(illegal: Any, turns: int, reward: float,
     )
 
 
-# -- its own environment ----------------------------------------------------------------------
+# -- opening and closing environments ---------------------------------------------------------
 
 
 async def test_an_environment_is_closed_at_the_end_of_its_episode(named: str) -> None:
     envs = [ChatAgentEnv(GymAgent(named), seed) for seed in range(3)]
     await asyncio.gather(*(do_single_rollout(ScriptedPolicy(["6"]), env) for env in envs))
-    assert len({id(env) for env in Named.closed}) == 3  # each episode has its own
+    assert len({id(env) for env in Named.closed}) == 3  # one environment per episode
 
     await play(GymAgent(named), "?", "?", "?", task=7)
     assert len(Named.closed) == 4
@@ -302,7 +304,7 @@ async def test_an_environment_is_closed_at_the_end_of_its_episode(named: str) ->
 
 
 @pytest.mark.parametrize("off_loop", [False, True])
-async def test_a_game_is_closed_when_its_episode_is_given_up(named: str, off_loop: bool) -> None:
+async def test_a_game_is_closed_when_its_episode_is_cancelled(named: str, off_loop: bool) -> None:
     env = await start(GymAgent(named, off_loop=off_loop), 7)
     assert not Named.closed
     await env.close()
@@ -322,7 +324,7 @@ async def test_a_busy_environment_is_closed_later_without_blocking_the_loop(
     has_begun, go_on = threading.Event(), threading.Event()
     work = getattr(Named, during)
 
-    @wraps(work)  # Gymnasium reads the signature
+    @wraps(work)  # Gymnasium inspects the signature
     def slowly(self: Named, **options: Any) -> Any:
         result = work(self, **options)
         has_begun.set()
@@ -339,17 +341,17 @@ async def test_a_busy_environment_is_closed_later_without_blocking_the_loop(
     for _ in range(times):
         playing.cancel()
         await asyncio.sleep(0.01)
-    asyncio.get_running_loop().call_later(0.05, go_on.set)  # which a loop that stands cannot do
+    asyncio.get_running_loop().call_later(0.05, go_on.set)  # runs only if the loop is not blocked
     with pytest.raises(asyncio.CancelledError):
         await playing
 
     assert len(Named.closed) == (not fails)
 
 
-# -- elsewhere --------------------------------------------------------------------------------
+# -- pickling, demonstrations, recipes --------------------------------------------------------
 
 
-def test_a_gym_agent_can_be_pickled_and_named_by_an_import_path() -> None:
+def test_a_gym_agent_can_be_pickled_and_has_an_import_path() -> None:
     agent = GymAgent("FrozenLake-v1", illegal=-1.0, is_slippery=False)
     copies = [pickle.loads(pickle.dumps(agent)), resolve(f"evert:{agent!r}", "agent", GameError)]
 
@@ -384,19 +386,19 @@ def test_every_environment_has_a_recipe_and_known_ones_skip_the_warm_up() -> Non
     assert not recipe.gymnasium("FrozenLake-v1").settings(full_size=True)["warm_up_steps"]
 
 
-def test_a_wrong_argument_is_explained() -> None:
+def test_an_invalid_argument_is_explained() -> None:
     with pytest.raises(EnvArgumentError, match="expected 'explain', 'end' or a finite number"):
         GymAgent("Taxi-v4", illegal="ignore")  # type: ignore[arg-type]
-    with pytest.raises(EnvArgumentError, match="An environment id is a string like 'Taxi-v4'"):
+    with pytest.raises(EnvArgumentError, match="Expected an environment id like 'Taxi-v4'"):
         GymAgent(gymnasium.make("Blackjack-v1"))  # type: ignore[arg-type]
     with pytest.raises(EnvArgumentError, match="No describe at 'nowhere:f'"):
         GymAgent("Taxi-v4", describe="nowhere:f")
     odd = gymnasium.Env[Any, Any]()
     odd.action_space = spaces.Dict({})
-    with pytest.raises(EnvArgumentError, match=r"cannot read a reply as one\. Pass parse="):
+    with pytest.raises(EnvArgumentError, match=r"how to parse a reply .* Pass parse="):
         GymAgent("Odd-v0").actions(odd)
 
 
-def test_an_environment_that_cannot_be_made_says_why() -> None:
+def test_the_error_for_an_environment_that_cannot_be_created_says_why() -> None:
     with pytest.raises(GameError, match=r"tasks=gymnasium:Blackjack-v1 .*'sap': True\}: TypeErr"):
         recipe.gymnasium("Blackjack-v1", sap=True)

@@ -1,4 +1,4 @@
-"""A game is one file or folder with a ``GAME``; nothing else must mention it."""
+"""A game is a single file or folder with a ``GAME``. It need not be listed anywhere else."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ Write = Callable[..., str]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: Patch) -> Iterator[Write]:
-    """Yield a function that writes a module into an importable folder and returns its name."""
+    """Yield a function that writes an importable module and returns its name."""
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
 
@@ -52,14 +52,16 @@ def write(tmp_path: Path, monkeypatch: Patch) -> Iterator[Write]:
 
 @pytest.fixture
 def folder(write: Write, tmp_path: Path, monkeypatch: Patch) -> Write:
-    """Return a function that writes files into a folder that is searched for games."""
+    """Return a function that writes files to a folder in which evert looks for games."""
     write("games_here.__init__", "")
     monkeypatch.setattr(module, "__file__", str(tmp_path / "games_here" / "games.py"))
     monkeypatch.setattr(module, "__package__", "games_here")
     return write
 
 
-def test_a_file_in_the_games_folder_is_a_game_but_two_may_not_share_an_id(folder: Write) -> None:
+def test_a_file_in_the_games_folder_is_a_game_but_two_games_may_not_share_an_id(
+    folder: Write,
+) -> None:
     assert {"guess_number", "identity", "twenty_questions"} <= games().keys()
     assert not {"games", "as_gymnasium"} & games().keys()
     assert games() is games()
@@ -68,7 +70,7 @@ def test_a_file_in_the_games_folder_is_a_game_but_two_may_not_share_an_id(folder
 
     assert [*games.__wrapped__()] == ["one"]
     folder("games_here.two")
-    with pytest.raises(GameError, match=r"games one and two have the same id, 'my/Parity-v0'\. G"):
+    with pytest.raises(GameError, match=r"games one and two have the same id, 'my/Parity-v0'\. R"):
         games.__wrapped__()
 
 
@@ -92,16 +94,16 @@ def test_a_game_is_found_by_any_spelling_of_its_modules_name(write: Write) -> No
     ("text", "message"),
     [
         ("WORD = 1", r"a_game \(.*a_game\.py\) is not a game: it has no GAME; e"),
-        ("GAME = {}", r"its GAME is a dict; expected GAME = evert\.Game\(id, "),
-        ("import no_such_package", "a_game cannot be imported: ModuleNotFoundError: No module "),
-        ("1 / 0", "a_game cannot be imported: ZeroDivisionError: division by zero"),
-        ("def", "a_game cannot be imported: SyntaxError: "),
+        ("GAME = {}", r"its GAME is a dict; expected it to define GAME = evert\.Game\(id, "),
+        ("import no_such_package", "a_game could not be imported: ModuleNotFoundError: No modul"),
+        ("1 / 0", "a_game could not be imported: ZeroDivisionError: division by zero"),
+        ("def", "a_game could not be imported: SyntaxError: "),
     ],
 )
 def test_a_module_without_a_game_is_explained(write: Write, text: str, message: str) -> None:
     with pytest.raises(GameError, match=message) as caught:
         find_game(write("a_game", text))
-    assert ("cannot be imported" in message) == (caught.value.__cause__ is not None)
+    assert ("could not be imported" in message) == (caught.value.__cause__ is not None)
     with pytest.raises(GameError, match="math"):
         game_of(__import__("math"))
 
@@ -113,6 +115,6 @@ def test_a_run_gets_its_agent_tasks_and_recipe_from_its_game(write: Write) -> No
     paths = {"agent": "settled_game:parity_agent", "train_tasks": "settled_game:TASKS"}
     assert game.settings() == {**paths, "test_tasks": "", "steps": 3, "max_tokens": 4}
     assert game.settings(full_size=True)["steps"] == 30
-    # a recipe may name another agent for the shipped bases
+    # a recipe may use another agent for the shipped bases
     assert shipped.settings()["agent"].endswith(":short_twenty_questions_agent")
     assert shipped.settings(full_size=True)["agent"] == shipped.agent

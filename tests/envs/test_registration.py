@@ -1,4 +1,4 @@
-"""The games are registered once evert is imported, and any agent can get an id."""
+"""Importing evert registers the games, and any agent can be registered under an id."""
 
 import copy
 import functools
@@ -26,7 +26,7 @@ Register = Callable[..., EnvSpec]
 
 
 def python(code: str, *options: str) -> str:
-    """Return what ``code`` prints in its own process, where every warning is an error."""
+    """Run ``code`` in a subprocess in which warnings are errors, and return its output."""
     command = [sys.executable, "-W", "error", *options, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert result.returncode == 0, result.stderr
@@ -50,7 +50,7 @@ def test_importing_evert_registers_the_games_once() -> None:
 
 
 async def echo_agent(client: AgentClient, task: str) -> bool:
-    """Say a word back.
+    """Repeat a word.
 
     More about it.
     """
@@ -77,7 +77,7 @@ def test_a_users_agent_becomes_an_environment_with_its_docstring(register: Regis
     assert info["task"] in ("one", "two")
     assert observation == ({"role": "user", "content": info["task"]},)
     assert env.step(info["task"])[1:4] == (1.0, True, False)
-    assert env.unwrapped.__doc__ == "Say a word back.\n\nMore about it."
+    assert env.unwrapped.__doc__ == "Repeat a word.\n\nMore about it."
     env.close()
     without = gymnasium.make(register("test/Blocking-v0", blocking_agent))
     assert without.unwrapped.__doc__ == AgentGymEnv.__doc__
@@ -93,7 +93,9 @@ def test_a_users_agent_becomes_an_environment_with_its_docstring(register: Regis
     ],
     ids=["function", "instance", "lambda", "partial"],
 )
-def test_any_kind_of_agent_and_its_copy_run(register: Register, agent: Any, reward: float) -> None:
+def test_any_type_of_agent_and_its_copy_can_be_run(
+    register: Register, agent: Any, reward: float
+) -> None:
     env = gymnasium.make(register("test/Any-v0", agent))
     env_itself = env.unwrapped
     assert isinstance(env_itself, AgentGymEnv)
@@ -106,7 +108,9 @@ def test_any_kind_of_agent_and_its_copy_run(register: Register, agent: Any, rewa
         copy_of_env.close()
 
 
-def test_objects_with_an_import_path_are_stored_and_may_be_named_by_it(register: Register) -> None:
+def test_objects_with_an_import_path_are_stored_by_it_and_may_be_passed_by_it(
+    register: Register,
+) -> None:
     from evert.envs.identity import identity_agent
 
     assert import_path(identity_agent) == "evert.envs.identity:identity_agent"
@@ -119,7 +123,7 @@ def test_objects_with_an_import_path_are_stored_and_may_be_named_by_it(register:
     assert gymnasium.make("test/Path-v0").reset()[1]["task"] >= 1000
 
 
-def test_options_reach_the_episode_and_gymnasiums_own_limit_works(register: Register) -> None:
+def test_options_reach_the_episode_and_gymnasiums_own_step_limit_works(register: Register) -> None:
     register("test/Short-v0", "evert.envs.guess_number:guess_number_agent", [5], max_turns=2)
     for env in (
         gymnasium.make("test/Short-v0"),
@@ -132,13 +136,13 @@ def test_options_reach_the_episode_and_gymnasiums_own_limit_works(register: Regi
         env.close()
 
 
-def test_a_malformed_or_duplicate_id_is_an_error_that_says_what_to_do(register: Register) -> None:
+def test_the_error_for_a_malformed_or_duplicate_id_says_what_to_do(register: Register) -> None:
     id: Any
     for id in ("", "NoVersion", "my/NoVersion", "my/Env-v", "my/Env v0", "a/b/C-v0", None, 3):
         with pytest.raises(gymnasium.error.RegistrationError, match="like 'my/Env-v0'"):
             register(id, blocking_agent)
     register("test/Twice-v0", echo_agent, ["a"])
-    message = r"'test/Twice-v0' is taken by .*echo_agent.*test/Twice-v1.*replace=True"
+    message = r"'test/Twice-v0' is already taken by .*echo_agent.*test/Twice-v1.*replace=True"
     with pytest.raises(gymnasium.error.RegistrationError, match=message):
         register("test/Twice-v0", blocking_agent)
     with pytest.raises(gymnasium.error.RegistrationError, match="CartPoleEnv.*CartPole-v2"):
@@ -151,8 +155,8 @@ def test_a_malformed_or_duplicate_id_is_an_error_that_says_what_to_do(register: 
 
 
 BAD_AGENTS: list[tuple[Any, Any, str]] = [
-    (None, None, "must be a callable"),
-    (5, None, "must be a callable"),
+    (None, None, "must be callable"),
+    (5, None, "must be callable"),
     (LockedAgent, None, "got the class"),
     (echo_agent, None, r"cannot be called with \(client\)"),
     (blocking_agent, [1], "it has no parameter for the task"),
@@ -163,15 +167,17 @@ BAD_AGENTS: list[tuple[Any, Any, str]] = [
     ),
 ]
 BAD_TASKS: list[tuple[Any, str]] = [
-    ([], "tasks are empty"),
-    (range(0), "tasks are empty"),
+    ([], "tasks is empty"),
+    (range(0), "tasks is empty"),
     *((none, "expected a sequence") for none in (5, {1, 2}, {"a": 1})),
-    ((n for n in range(3)), "Make a list of it"),
+    ((n for n in range(3)), "Convert it to a list"),
     ("no path", r"Got 'no path' for tasks; expected 'package\.module:name'"),
 ]
 
 
-def test_bad_agents_and_tasks_are_refused_and_a_bad_path_named(register: Register) -> None:
+def test_invalid_agents_and_tasks_are_refused_and_the_error_names_a_wrong_path(
+    register: Register,
+) -> None:
     for agent, tasks, message in BAD_AGENTS:
         with pytest.raises(InvalidAgentError, match=message):
             register("test/Bad-v0", agent, tasks)
@@ -185,7 +191,7 @@ def test_bad_agents_and_tasks_are_refused_and_a_bad_path_named(register: Registe
             "evert.envs.identity:identity_agent",
             "string:digits",
             InvalidDatasetError,
-            "are the text",
+            "is the string",
         ),
         ("evert.envs.identity:identity_agent", "no.such:TASKS", InvalidDatasetError, "No tasks at"),
     ):

@@ -1,5 +1,6 @@
-"""``render``: "ansi" returns the conversation, "human" prints each message once, colour only on a
-terminal, and without a mode there is a warning, as Gymnasium has it."""
+"""``render``: "ansi" returns the conversation, "human" prints each message once, with color only on
+a terminal. Without a mode it warns, like Gymnasium.
+"""
 
 import os
 import pty
@@ -35,18 +36,18 @@ def test_ansi_returns_the_conversation_so_far(level: Level) -> None:
     env.close()
 
 
-def test_the_closing_line_sums_the_rewards() -> None:
+def test_the_closing_line_shows_the_total_reward() -> None:
     env = gymnasium.make("evert/GuessNumber-v0", render_mode="ansi_list", tasks=[3])
     env.reset()
     env.step("what?")
     env.step("Guess: 3")
     frames = env.render()
-    assert isinstance(frames, list)  # Gymnasium collects them
+    assert isinstance(frames, list)  # Gymnasium collects the frames
     assert str(frames[-1]).endswith("[assistant]\nGuess: 3\n\n-- completed: reward 1, 0 in all\n")
     env.close()
 
 
-def test_human_prints_each_message_once_and_as_text(capsys: Shown) -> None:
+def test_human_prints_each_message_once_and_as_plain_text(capsys: Shown) -> None:
     env = gymnasium.make("evert/Identity-v0", render_mode="human", tasks=[3])
     env.reset()
     assert env.render() is None
@@ -65,7 +66,7 @@ def test_human_prints_each_message_once_and_as_text(capsys: Shown) -> None:
 def test_without_a_mode_render_warns() -> None:
     env = gymnasium.make("evert/Identity-v0", disable_env_checker=True)
     env.reset()
-    with pytest.warns(UserWarning, match="made without a render_mode"):
+    with pytest.warns(UserWarning, match="the environment has no render_mode"):
         assert env.render() is None
     env.close()
 
@@ -79,7 +80,7 @@ Screen().show(SimpleNamespace(messages=messages, stop_reason=None), 0.0)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_colour_is_for_terminals_only() -> None:
+def test_colour_is_used_only_on_terminals() -> None:
     command = [sys.executable, "-c", SHOW]
     unset = ("NO_COLOR", "FORCE_COLOR", "COLORTERM")
     environment = {name: value for name, value in os.environ.items() if name not in unset}

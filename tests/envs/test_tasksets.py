@@ -1,4 +1,4 @@
-"""Tasksets: a user's own, in a file; and ``evert evaluate tasks=all-offline``."""
+"""Tasksets: a user's own, in a file, and ``evert evaluate tasks=all-offline``."""
 
 import csv
 import json
@@ -35,11 +35,11 @@ async def test_the_example_taskset_of_the_docs_works(tmp_path: Path, monkeypatch
     assert not {*agent.train_tasks} & {*agent.test_tasks}
     for reply, earned in (("d-c-b-a", 1.0), ("a-b-c-d", 0.0)):
         assert reward(await play(agent, reply, task="abcd")) == earned
-    with pytest.raises(GameError, match=r"unexpected .*'words'\. It takes \(way, letters=3\)"):
+    with pytest.raises(GameError, match=r"unexpected .*'words'\. Its .* is \(way, letters=3\)"):
         task_game({"id": "spelling:backward", "words": "2"})
     with pytest.raises(GameError, match=r"expected forward or backward \(at .*spelling\.py:\d+\)"):
         task_game({"id": "spelling:bakward"})
-    with pytest.raises(GameError, match="no GAME, but a function taskset: tasks=spelling:NAME"):
+    with pytest.raises(GameError, match="taskset function: use tasks=spelling:NAME"):
         find_game("spelling")
 
 
@@ -50,13 +50,13 @@ def test_held_out_tasks_are_a_fifth_and_reproducible() -> None:
     assert split([*range(50)]) == (train, test)
 
 
-def test_a_missing_package_is_named_with_its_install_command() -> None:
-    with pytest.raises(GameError, match="tasks=x needs the package no-such. Install it: pip i"):
+def test_the_error_for_a_missing_package_has_its_install_command() -> None:
+    with pytest.raises(GameError, match="requires the no-such package. Install it with: pip i"):
         needed("x", "no_such.part", "pip install no-such")
 
 
-def test_unplayable_tasksets_are_named(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
-    """Each taskset is evaluated in its own process; the same command resumes the evaluation."""
+def test_unplayable_tasksets_are_listed(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
+    """Each taskset is evaluated in its own process. The same command resumes the evaluation."""
     from evert.envs.from_gymnasium import recipe
 
     names = {"Blackjack-v1": {"max_tokens": 8}, "Nowhere-v0": {}}
@@ -67,7 +67,7 @@ def test_unplayable_tasksets_are_named(tmp_path: Path, monkeypatch: Patch, capsy
     arguments += [f"out={tmp_path / 'all'}", "device=cpu", "limits.max_turns=3"]
     assert cli.main(arguments) == 0
     printed = capsys.readouterr().out
-    assert re.search(r"2/2  gymnasium:Nowhere-v0: left out: .*Nowhere", printed)
+    assert re.search(r"2/2  gymnasium:Nowhere-v0: skipped: .*Nowhere", printed)
     [row] = csv.DictReader((tmp_path / "all" / "scores.csv").read_text().splitlines())
     assert (row["tasks"], row["episodes"]) == ("gymnasium:Blackjack-v1", "2")
     episodes = tmp_path / "all" / "gymnasium-Blackjack-v1" / "episodes.jsonl"
@@ -101,7 +101,7 @@ async def agent(client, task):
 """
 
 
-def test_failed_episodes_of_one_taskset_are_counted_with_an_error_and_its_place(
+def test_failed_episodes_of_a_taskset_are_counted_with_an_error_and_its_location(
     tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     (tmp_path / "half_broken.py").write_text(HALF_BROKEN)
@@ -125,7 +125,7 @@ while :; do sleep 0.05 & wait $!; done
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_reaches_an_evaluation_once_and_one_that_does_not_end_is_killed(
+def test_a_signal_reaches_an_evaluation_once_and_one_that_does_not_exit_is_killed(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     program, output = tmp_path / "stubborn", tmp_path / "said"
@@ -138,8 +138,8 @@ def test_a_signal_reaches_an_evaluation_once_and_one_that_does_not_end_is_killed
         while not output.exists() or not output.read_text():
             time.sleep(0.01)
         while psutil.Process(evaluating.pid).status() != psutil.STATUS_SLEEPING:
-            time.sleep(0.01)  # until it waits for the program
-        os.killpg(evaluating.pid, number)  # as a terminal does
+            time.sleep(0.01)  # until it is waiting for the subprocess
+        os.killpg(evaluating.pid, number)  # as a terminal would
         assert b"KeyboardInterrupt" in evaluating.communicate(timeout=60)[1]
     stubborn, *lines = output.read_text().split()
     assert lines == ["told"]
@@ -151,4 +151,4 @@ def test_user_errors_are_reported_before_anything_is_played(capsys: Shown) -> No
     assert cli.main(["evaluate", "tasks=all-offline", "models=evert-tiny", "seeds=x"]) == 1
     message = capsys.readouterr().err
     assert "There is no run or model at 'runs/no-such'" in message
-    assert "seeds takes a whole number" in message
+    assert "seeds takes an integer" in message

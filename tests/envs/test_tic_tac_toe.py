@@ -1,4 +1,4 @@
-"""Tic-tac-toe: a zero-sum game of two seats, each of which sees its own marks as X."""
+"""Tic-tac-toe: a zero-sum game with two seats, each of which sees its own marks as X."""
 
 import asyncio
 import random
@@ -41,7 +41,7 @@ def test_the_value_of_a_board_is_the_result_of_perfect_play() -> None:
     assert {board: game.winner(board) for board in winners} == winners
     for board, value, best in (
         (game.EMPTY, 0, [*range(9)]),
-        ("x........", 0, [4]),  # a corner is answered in the middle
+        ("x........", 0, [4]),  # the best reply to a corner is the center
         ("xx.oo....", 1, [2]),
         ("x.x.o....", 0, [1]),
         ("x...o...x", 0, [1, 3, 5, 7]),
@@ -57,7 +57,7 @@ def test_each_seat_sees_its_own_marks_as_x_and_the_lines_of_free_cells() -> None
         assert game.read_board(game.board_text(board)) == board
 
 
-def test_a_move_is_the_first_digit_if_its_cell_is_free() -> None:
+def test_a_move_is_the_first_digit_in_a_reply_if_its_cell_is_free() -> None:
     assert game.move_in("I take 2, not 1.", "x........") == 1
     assert [game.move_in(answer, "x........") for answer in ("1", "0", "ten", "")] == [None] * 4
 
@@ -66,14 +66,14 @@ def test_the_seats_alternate_and_the_game_is_zero_sum() -> None:
     group = play()
 
     x, o = group.trajectories_G
-    assert (len(x.transitions), len(o.transitions)) == (4, 3)  # 1 2 3 4 5 6 7
+    assert (len(x.transitions), len(o.transitions)) == (4, 3)  # the moves are 1 2 3 4 5 6 7
     assert earned(group) == [1.0, -1.0]
     assert [m.get("seat/x/won") for m in group.metrics_G] == [1.0, None]
     assert [m.get("seat/o/lost") for m in group.metrics_G] == [None, 1.0]
 
 
 @pytest.mark.parametrize(("board", "trained"), [(game.EMPTY, [1, 0]), ("x........", [0, 1])])
-def test_only_the_first_move_is_trained(board: Any, trained: Any) -> None:
+def test_only_the_first_move_is_trained_on(board: Any, trained: Any) -> None:
     masked = [
         [turn.metrics.get("untrained", 0.0) for turn in seat.transitions]
         for seat in play(board).trajectories_G
@@ -82,7 +82,7 @@ def test_only_the_first_move_is_trained(board: Any, trained: Any) -> None:
     assert [flags[0] for flags in masked] == [1.0 - t for t in trained]
 
 
-def test_an_illegal_reply_is_explained_and_costs_and_a_second_one_loses() -> None:
+def test_an_illegal_reply_is_explained_and_penalized_and_a_second_one_loses() -> None:
     def reply(prompt: str) -> str:
         if "is no move" in prompt:
             assert "'pass' is no move. Answer with one of 123456789." in prompt
@@ -119,18 +119,18 @@ def test_a_random_players_moves_are_determined_by_its_seed() -> None:
 
     assert moves_of(1) == moves_of(1) != moves_of(2)
     assert set(moves_of(1)) <= set("123456789")
-    with pytest.raises(ValueError, match="does not begin with a board"):
+    with pytest.raises(ValueError, match="does not start with a board"):
         game.random_player(0)([{"role": "user", "content": "Your move?"}])
 
 
-def test_habits_are_to_win_to_block_or_to_do_neither() -> None:
+def test_habits_are_to_play_any_move_to_win_to_block_or_to_do_neither() -> None:
     assert game.habits("xx..oo...") == [[2, 3, 6, 7, 8], [2], [3], [6, 7, 8]]
     assert game.habits(game.EMPTY) == [list(range(9))] * 4
     assert game.habits("xx.oo....")[3] == [6, 7, 8]
     assert game.habits("xoxxoo.x.") == [[6, 8], [6, 8], [6], [8]]
 
 
-def test_demonstrations_are_legal_moves_good_and_bad() -> None:
+def test_demonstrations_are_legal_moves_both_good_and_bad() -> None:
     moves = [
         (game.read_board(question["content"]), int(answer["content"]) - 1)
         for question, answer in islice(game.demonstrations(0), 300)

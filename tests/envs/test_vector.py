@@ -1,4 +1,4 @@
-"""Many concurrent episodes as one Gymnasium vector environment."""
+"""Many concurrent episodes as a single Gymnasium vector environment."""
 
 import asyncio
 import copy
@@ -26,7 +26,7 @@ WORDS = ["", "Guess: 512", "Guess: 7", "Guess: 8", "I am 7", "<|im_end|>", "æ—¥æ
 
 
 async def wandering_agent(client: AgentClient, task: int) -> float | Outcome:
-    """Ask until the reply is the task, or for some turns; log values of different types."""
+    """Ask until the reply is the task, or for a few turns; log values of different types."""
     messages = [user(f"Say {task}.")]
     for turn in range(client.rng.randint(1, 5)):
         reply = await ask(client, *messages)
@@ -40,7 +40,7 @@ async def wandering_agent(client: AgentClient, task: int) -> float | Outcome:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal in type, shape and value, including NaN."""
+    """Return whether two values are equal in type, shape and value. NaN equals NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray):
@@ -56,12 +56,14 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-# -- as Gymnasium's own -------------------------------------------------------------------------
+# -- compared with Gymnasium --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [None, 3])
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_vector_steps_equal_gymnasiums_own(mode: AutoresetMode, limit: int | None) -> None:
+def test_steps_equal_those_of_gymnasiums_own_vector_environment(
+    mode: AutoresetMode, limit: int | None
+) -> None:
     options: Any = {"agent": wandering_agent, "tasks": [7, 8, 9], "max_turns": 4}
 
     def make() -> gymnasium.Env[Any, Any]:
@@ -99,7 +101,7 @@ def test_make_vec_makes_a_vector_environment_at_both_levels(level: str) -> None:
     assert second.spec is not None
     assert (
         same(first.reset(seed=[3, None]), second.reset(seed=[3, None])) is False
-    )  # the second drew
+    )  # the second seed is random
     assert same(first.reset(seed=[3, 4]), second.reset(seed=[3, 4]))
     first.action_space.seed(0)
     for _ in range(15):
@@ -135,14 +137,14 @@ def test_infos_keep_values_of_different_kinds_and_arrays_of_different_shapes() -
     arrays.close()
 
 
-# -- at the same time ---------------------------------------------------------------------------
+# -- concurrency --------------------------------------------------------------------------------
 
 N = 6
 together = threading.Barrier(N)
 
 
 async def meeting_agent(client: AgentClient) -> float:
-    """Continue, at the start and after each call, only when all other episodes are there, too."""
+    """Wait for all other episodes at the start and after each call."""
     await asyncio.to_thread(together.wait, 30.0)
     for _ in range(2):
         await ask(client)
@@ -197,7 +199,7 @@ def test_only_the_failed_episode_is_truncated(mode: AutoresetMode, caplog: Logs)
     assert isinstance(final["error"][1], AgentError)
     assert isinstance(final["error"][1].__cause__, KeyError)
     assert final["_error"].tolist() == [False, True, False]
-    assert observations[1] == first[1]  # its last, or the next episode's first
+    assert observations[1] == first[1]  # the last observation, or the next episode's first
     assert "The episode of environment 1 failed" in caplog.text
     if mode == AutoresetMode.DISABLED:
         envs.reset(options={"reset_mask": truncated})
@@ -217,7 +219,7 @@ def test_an_episode_that_fails_at_its_start_ends_with_the_next_step(mode: Autore
     assert np.isnan(rewards).tolist() == truncated.tolist() == errors.tolist()
     assert not terminated.any()
     episodes = 0
-    for _ in range(20):  # and another begins
+    for _ in range(20):  # another episode starts
         over = terminated | truncated
         if mode == AutoresetMode.DISABLED and over.any():
             envs.reset(options={"reset_mask": over})
@@ -227,7 +229,7 @@ def test_an_episode_that_fails_at_its_start_ends_with_the_next_step(mode: Autore
     envs.close()
 
 
-def test_an_error_can_be_scored_but_an_agent_that_never_begins_is_an_error() -> None:
+def test_an_error_can_be_scored_but_an_agent_that_fails_before_its_first_call_raises() -> None:
     scoring = AgentVectorEnv(2, agent=fragile_agent, tasks=["go"], on_agent_error=-5.0)
     scoring.reset()
     _, rewards, terminated, *_ = scoring.step(["x", "fail"])
@@ -262,11 +264,11 @@ def test_invalid_actions_options_and_seeds_are_refused() -> None:
     envs.reset()
     actions: Any
     for actions, message in (
-        (["I am 3"], r"2 environments take .* of 2 actions; got 1 actions"),
+        (["I am 3"], r"2 environments need .* of 2 actions; got 1 actions"),
         (["I am 3"] * 3, "got 3 actions"),
         ("no", "got 'no'"),
         (None, "got None"),
-        (["I am 3", 3], "the reply's text"),
+        (["I am 3", 3], "the text of the reply"),
     ):
         with pytest.raises(gymnasium.error.InvalidAction, match=message):
             envs.step(actions)
@@ -286,7 +288,7 @@ def test_invalid_actions_options_and_seeds_are_refused() -> None:
     envs.close()
 
 
-def test_a_bad_argument_is_named() -> None:
+def test_an_invalid_argument_is_named_in_the_error() -> None:
     for given, message in (
         ({"num_envs": 0}, "num_envs is 0; expected an integer of at least 1"),
         ({"max_episode_steps": 0}, "max_episode_steps is 0; expected an integer of at least 1"),
@@ -299,7 +301,7 @@ def test_a_bad_argument_is_named() -> None:
         gymnasium.make_vec("evert/Identity-v0", 2, "async")
 
 
-def test_calls_and_attributes_go_to_all_environments() -> None:
+def test_calls_and_attributes_are_passed_to_all_environments() -> None:
     envs = AgentVectorEnv(2, agent=wandering_agent, tasks=[7], render_mode="ansi")
     envs.reset(seed=3)
     envs.set_attr("nickname", ["one", "two"])
@@ -312,7 +314,7 @@ def test_calls_and_attributes_go_to_all_environments() -> None:
 
 def test_a_copy_is_a_new_vector_environment_with_the_same_arguments() -> None:
     envs = AgentVectorEnv(2, agent=wandering_agent, tasks=[7, 8], max_turns=2)
-    for _ in range(2):  # before a reset, and in mid-episode
+    for _ in range(2):  # before the first reset, then in mid-episode
         for copied in (copy.deepcopy(envs), pickle.loads(pickle.dumps(envs))):
             with pytest.raises(gymnasium.error.ResetNeeded, match="never called"):
                 copied.step(["x", "x"])

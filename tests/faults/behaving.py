@@ -1,4 +1,4 @@
-"""Agents that end wrongly: bad return values, endless waits, and what they leave behind."""
+"""Misbehaving agents: invalid return values, hanging, leftovers, and problematic calls."""
 
 import asyncio
 import contextlib
@@ -24,13 +24,13 @@ class Unwritable:
 
 
 class NoNumber(Fraction):
-    """An object that claims to be a number, but is not."""
+    """An object that claims to be a number but cannot be converted to a float."""
 
     def __float__(self) -> float:
         raise KeyError("no float")
 
 
-# -- what it returns -------------------------------------------------------------------------------
+# -- return values ---------------------------------------------------------------------------------
 
 
 def _made(value: Any) -> Any:
@@ -56,25 +56,25 @@ RETURNS: dict[str, tuple[Any, str]] = {
     "a dict": ({"reward": 1.0}, NO_NUMBER),
     "a complex number": (1j, NO_NUMBER),
     "an array": (np.ones(3), NO_NUMBER),
-    "an int beyond every float": (10**400, NO_NUMBER),
+    "an int too large for a float": (10**400, NO_NUMBER),
     "an object": (lambda: object(), NO_NUMBER),
-    "what cannot be written": (Unwritable, NO_NUMBER),
-    "a number that is none": (lambda: NoNumber(1, 2), NO_NUMBER),
+    "an object whose repr() fails": (Unwritable, NO_NUMBER),
+    "a number whose float() fails": (lambda: NoNumber(1, 2), NO_NUMBER),
     "a coroutine": (_later, "RewardError: The agent … returned an awaitable, not a reward…"),
     "a generator": (_generator, NO_NUMBER),
     "an exception": (lambda: ValueError("boom"), NO_NUMBER),
     "its class": (lambda: Outcome, NO_NUMBER),
     "an Outcome without a reward":
         (Outcome, "RewardError: The agent … ended without a reward: it returned Outcome(…"),
-    "an Outcome with a text as a metric": (
+    "an Outcome with a string metric": (
         lambda: Outcome(1.0, {"m": "x"}),  # type: ignore[dict-item]
         "RewardError: The metric 'm' in the Outcome of the agent … is 'x' (str)…",
     ),
-    "an Outcome whose metrics are none": (
+    "an Outcome with metrics=None": (
         lambda: Outcome(1.0, None),  # type: ignore[arg-type]
         "RewardError: The metrics in the Outcome of the agent … are None; expected a dict…",
     ),
-    "an Outcome whose logs are none": (
+    "an Outcome with logs=5": (
         lambda: Outcome(1.0, {}, 5),  # type: ignore[arg-type]
         "RewardError: The logs in the Outcome of the agent … are 5; expected a dict…",
     ),
@@ -100,7 +100,7 @@ async def notes_nonsense(client: Any, scene: Scene) -> float:
     return 1.0
 
 
-# -- what it waits for -----------------------------------------------------------------------------
+# -- hanging ---------------------------------------------------------------------------------------
 
 
 async def hangs(client: Any, scene: Scene) -> float:
@@ -175,7 +175,7 @@ async def waits_for_a_call_of_its_own_thread(client: Any, scene: Scene) -> float
 
 
 def _gives_up(agent: Agent, calls: str, remains: str = "nothing", **options: Any) -> list[Fault]:
-    """Return faults of an agent that times out: an error in the trainer, or scored."""
+    """Return the faults for an agent that times out: once as an error, once scored."""
     error = "AgentTimeoutError: The agent … neither called the model nor ended within …"
     timeouts = {"agent_timeout": 0.05, "close_timeout": 0.05, **options}
     return [
@@ -200,7 +200,7 @@ WAITS = [
 ]
 
 
-# -- what it leaves behind -------------------------------------------------------------------------
+# -- leftovers -------------------------------------------------------------------------------------
 
 
 async def leaves_a_call(client: Any, scene: Scene) -> float:
@@ -229,7 +229,7 @@ async def leaves_a_loop_of_calls(client: Any, scene: Scene) -> float:
 
 async def leaves_a_task(client: Any, scene: Scene) -> float:
     async def waits() -> None:
-        while not scene.over.is_set():  # noqa: ASYNC110 (it is set from outside of the loop, too)
+        while not scene.over.is_set():  # noqa: ASYNC110 (also set from outside the event loop)
             await asyncio.sleep(0.01)
 
     await scene.ask(client)
@@ -299,7 +299,7 @@ LEFT = [
 ]  # fmt: skip
 
 
-# -- how it calls ----------------------------------------------------------------------------------
+# -- model calls -----------------------------------------------------------------------------------
 
 
 async def cancels_itself(client: Any, scene: Scene) -> float:
@@ -348,7 +348,7 @@ async def calls_from_threads(client: Any, scene: Scene) -> float:
 
 
 def leaves_another_loop_with_a_call(client: Any, scene: Scene) -> float:
-    """Close the loop of a call while the trainer samples."""
+    """Close the event loop of a call while the trainer is sampling it."""
 
     async def elsewhere() -> None:
         with contextlib.suppress(TimeoutError):
@@ -413,7 +413,7 @@ CALLS = [
 ]  # fmt: skip
 
 
-# -- in close --------------------------------------------------------------------------------------
+# -- while the Env is being closed -----------------------------------------------------------------
 
 
 async def returns_when_closed(client: Any, scene: Scene) -> float:

@@ -1,10 +1,10 @@
 """Attempts to escape from a sandbox, each in its own process.
 
-A row is an attempt in words and in Python; it succeeds if it returns a true value. ``PROGRAM``
-tries them and prints the results. Those of ``ANYWHERE`` are also tried without a sandbox, where
-they must succeed, because otherwise a row would prove nothing.
+Each row describes an attempt and implements it in Python. The attempt succeeds if it returns a true
+value. ``PROGRAM`` runs all attempts and prints the results. Those in ``ANYWHERE`` are also run
+without a sandbox, where they must succeed, because otherwise they would not prove anything.
 
-``outside`` makes the targets of the attempts: the names in capital letters.
+``outside`` creates the targets of the attempts, which are the names in capital letters.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ NUMBERS = {
     "CLONE": (56, 220), "HANDLE": (303, 264), "FANOTIFY": (300, 262),
 }  # fmt: skip
 CALLS = {name: row[MACHINE != "x86_64"] for name, row in NUMBERS.items()}
-"""The numbers of system calls on this machine."""
+"""System call numbers on this machine."""
 
 
 ANYWHERE: dict[str, str] = {
@@ -79,7 +79,7 @@ ANYWHERE: dict[str, str] = {
     "finds the names of keys": "return NAME.encode() in read('/proc/keys')",
     "counts the keys of users": "return read('/proc/key-users')",
 }  # fmt: skip
-"""Each succeeds without a sandbox."""
+"""Attempts that succeed without a sandbox."""
 
 SOMEWHERE: dict[str, str] = {
     "reads a key of its trainer's session": "return key(10, -3, b'user', NAME.encode(), 0) > 0",
@@ -159,7 +159,7 @@ SOMEWHERE: dict[str, str] = {
     "finds a process without a filter":
         "return any(b'Seccomp:\t0' in read(one) for one in glob.glob('/proc/[0-9]*/status'))",
 }  # fmt: skip
-"""These need root, a disk, a network, a terminal or a kernel's option to succeed."""
+"""Attempts that need root, a disk, a network, a terminal or a kernel option to succeed."""
 
 TABLE: dict[str, str] = {**ANYWHERE, **SOMEWHERE}
 
@@ -237,7 +237,7 @@ print(json.dumps(found))
 
 @contextmanager
 def outside(folder: Path, episodes: Path) -> Iterator[dict[str, Any]]:
-    """Yield the targets of the attempts, by their names in the code."""
+    """Create the targets of the attempts, and yield them by the names used in the code."""
     mine, home, run, other = folder / "mine", folder / "home", folder / "run", episodes / OTHER
     for file in (mine / "secret", home / ".ssh/id_ed25519", home / ".bashrc", other / "reward",
                  home / ".local/share/keyrings/login", run / "metrics.jsonl"):  # fmt: skip
@@ -260,7 +260,7 @@ def outside(folder: Path, episodes: Path) -> Iterator[dict[str, Any]]:
 
 
 def _keep(stack: ExitStack, name: str) -> int:
-    """Make shared memory and a process; return the process's number."""
+    """Create shared memory and a process, and return the process id."""
     shared = Path("/dev/shm", name)
     shared.write_text(SECRET)
     stack.callback(shared.unlink)
@@ -273,7 +273,7 @@ def _keep(stack: ExitStack, name: str) -> int:
 
 
 def _keys(stack: ExitStack, name: str) -> dict[str, int]:
-    """Make keys of the session, the user and the user's session, and return numbers of others."""
+    """Add keys to the session, user and user-session keyrings, and return the ids of two others."""
     libc, add = ctypes.CDLL(None), CALLS["ADD_KEY"]
 
     def added(name: str, ring: int) -> int:
@@ -293,7 +293,7 @@ def _own_address() -> str:
 
 
 def _serve(stack: ExitStack, family: int, address: Any, kind: int = socket.SOCK_STREAM) -> Any:
-    """Serve the secret to every client."""
+    """Start a server that sends the secret to every client."""
     server, over = stack.enter_context(socket.socket(family, kind)), threading.Event()
     server.bind(address)
     server.settimeout(0.1)

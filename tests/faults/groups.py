@@ -1,4 +1,4 @@
-"""Faults of groups, seats, frozen models and commands."""
+"""Faults in groups, seats, frozen models and commands."""
 
 import asyncio
 import contextlib
@@ -104,7 +104,7 @@ REWARDED = [
 
 
 def seats_agent(what: str) -> Any:
-    """Return an agent with two seats that fails in this way."""
+    """Return an agent with two seats that misbehaves as described."""
 
     async def agent(client: Any, scene: Scene) -> Any:
         player, judge = (client.seat(seat) for seat in SEATS)
@@ -162,7 +162,7 @@ SEATED += [
     Fault(name="the policy dies at one seat", moment="in seats", agent=seats_agent(""),
         policy=partial(Raising, RuntimeError), play=grouped(size=1, seats=SEATS),
         trainer_sees="RuntimeError: no engine", agent_sees="Fine.; CancelledError"),
-    Fault(name="one seat is played alone, and given up", moment="in seats", agent=seats_agent(""),
+    Fault(name="only one seat is played, then closed", moment="in seats", agent=seats_agent(""),
         play=one_seat_alone, trainer_sees="EnvClosedError: …"),
 ]  # fmt: skip
 
@@ -220,12 +220,12 @@ FROZEN = [
         ("is cancelled", Judge(asyncio.CancelledError()), asks_a_judge, "RuntimeError"),
         ("hangs", Judge("hang"), asks_a_judge_with_patience, "CancelledError"),
         ("returns nothing", Judge(None), asks_a_judge, "…Error"),
-        ("gives no tokens", Broken(), asks_a_judge, "…Error"),
-        ("is at no address", RemoteModel("judge", "http://127.0.0.1:9/v1", timeout=30.0),
+        ("returns no tokens", Broken(), asks_a_judge, "…Error"),
+        ("has an unreachable address", RemoteModel("judge", "http://127.0.0.1:9/v1", timeout=30.0),
             asks_a_judge, "APIConnectionError"),
     )
 ] + [
-    Fault(name="the frozen model hangs when the agent's time is over", moment="in a call",
+    Fault(name="the frozen model hangs while the Env is closed", moment="in a call",
         agent=asks_a_judge, play=closed_after_one, options={"models": {"judge": Judge("hang")}},
         trainer_sees="EnvClosedError: …", agent_sees="Fine.; CancelledError")
 ]  # fmt: skip
@@ -236,7 +236,7 @@ def command(code: str) -> Any:
 
 
 async def run_command(scene: Scene) -> object:
-    """Run a command, which gets its task as text."""
+    """Play an agent that is a command. The scene is not passed to it."""
     env = ChatAgentEnv(scene.fault.agent, "a task", **{**QUICK, **scene.fault.options})
     try:
         return await do_single_rollout(fine(), env)
@@ -248,12 +248,12 @@ COMMANDS = [
     Fault(name=f"the command {what}", moment="in a command", agent=agent, play=run_command,
         options={"agent_timeout": 5.0, **options}, trainer_sees=trainer)
     for what, agent, options, trainer in (
-        ("is not there", ProcessAgent(["no-such-program-anywhere"]), {},
+        ("does not exist", ProcessAgent(["no-such-program-anywhere"]), {},
             "AgentError.CommandError: …was not found…"),
-        ("fails at once", command("raise SystemExit(3)"), {},
-            "AgentError.CommandError: …ended with status 3 before it made a model call…"),
+        ("fails immediately", command("raise SystemExit(3)"), {},
+            "AgentError.CommandError: …exited with status 3 before it called the model…"),
         ("kills itself", command("import os; os.kill(os.getpid(), 9)"), {},
-            "AgentError.CommandError: …before it made a model call…"),
+            "AgentError.CommandError: …before it called the model…"),
         ("makes no call", command("pass"), {}, "completed 1 in 1"),
         ("hangs", command("import time; time.sleep(60)"), {"agent_timeout": 0.5},
             "AgentTimeoutError: …"),

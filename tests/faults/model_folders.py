@@ -1,7 +1,7 @@
-"""Hostile or damaged model folders, and the message for each; none may run code.
+"""Hostile and damaged model folders, with the expected error message. None may run code.
 
-A row changes a copy of the shipped base, or lays a file beside it, and names the folder in one of
-the ways. Its code, if it has some, makes the file ``RAN`` in the folder.
+Each row modifies a copy of the shipped base and loads it in a certain way. If the row contains
+code, the code creates the file ``RAN`` in the folder, so that the test can tell that it was run.
 """
 
 import asyncio
@@ -47,50 +47,50 @@ Way = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Row:
-    """One folder: what is put into a copy of the shipped base, and how it is named."""
+    """A model folder: how the copy of the shipped base is changed, and how it is loaded."""
 
     what: str
     change: Change
     way: Way
-    says: str  # the message, or LOADED; … stands for anything, FOLDER for the folder
+    says: str  # LOADED or an error message; … matches anything, FOLDER is the folder
 
     def __str__(self) -> str:
         return f"{self.what}, {self.way.__name__.replace('_', ' ')}"
 
 
-# -- ways to name a folder -------------------------------------------------------------------------
+# -- ways to load a folder -------------------------------------------------------------------------
 
 
 def as_a_renderers_model(name: str) -> object:
-    """Name the folder as an Env's dataset, an evaluation and a frozen model do."""
+    """Load the folder's tokenizer like datasets, evaluations and frozen models do."""
     return model_renderer(name, BASE_RENDERER)
 
 
 def to_the_cookbook(name: str) -> object:
-    """Name the folder to the Cookbook's own training loop, in the engine."""
+    """Load the folder's tokenizer with the Cookbook, like its training loop does."""
     with embedded_engine(device="cpu"):
         return tokenizer_utils.get_tokenizer(name)
 
 
 def to_the_cookbook_with_a_variant(name: str) -> object:
-    """Name the folder with a suffix, as Tinker names variants of a model."""
+    """Load the folder with a suffix, as in Tinker's names for model variants."""
     return to_the_cookbook(f"{name}:peft:4096")
 
 
 def to_sample_from(name: str) -> object:
-    """Name the folder for sampling, as ``evert serve`` does."""
+    """Load the folder for sampling, like ``evert serve`` does."""
     with embedded_engine(device="cpu"):
         client: Any = tinker.ServiceClient().create_sampling_client(base_model=name)
         return client.sampler
 
 
 def to_show_images_to(name: str) -> object:
-    """Use the folder's image processor for a prompt with an image."""
+    """Load the folder's image processor, as for a prompt with an image."""
     return PictureReader(name)._processor
 
 
 def in_a_worker(name: str) -> object:
-    """Send the folder's renderer to a worker."""
+    """Send a renderer for the folder to a worker."""
     renderer = model_renderer("evert-tiny", BASE_RENDERER)
     renderer._model_name = name
     tokenizer_utils.unregister_tokenizer(name)
@@ -98,7 +98,7 @@ def in_a_worker(name: str) -> object:
 
 
 def to_a_command(*words: str) -> str:
-    """Run an evert command; return the last thing that it prints."""
+    """Run an evert command and return its output, or raise its error."""
     output = io.StringIO()
     with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
         status = main(list(words))
@@ -122,13 +122,13 @@ def to_evert_evaluate(name: str) -> object:
 
 
 def as_a_frozen_model(name: str) -> object:
-    """Name the folder in ``models.user=``, for an agent that calls it."""
+    """Load the folder as a frozen model, as with ``models.user=``."""
     with embedded_engine(device="cpu"):
         return asyncio.run(open_weights(TinkerModel(name, renderer_name=BASE_RENDERER)))
 
 
 def by_the_record_of_a_run(name: str) -> object:
-    """Evaluate a run whose record says that it trusts the folder's code."""
+    """Evaluate a run that was trained with ``trust_remote_code=True``."""
     run = Path(f"{name}-run")
     given = {"env": "identity", "model_name": name, "renderer_name": BASE_RENDERER}
     settings = as_record(read_train_settings({**given, "trust_remote_code": True}, {}))
@@ -144,7 +144,7 @@ def to_evert_train(name: str) -> object:
     return to_a_command("train", *words, f"model_name={name}", f"renderer_name={BASE_RENDERER}")
 
 
-# -- what is in a folder ---------------------------------------------------------------------------
+# -- changes to a folder ---------------------------------------------------------------------------
 
 
 def code(folder: Path, file: str = "evil.py") -> None:
@@ -153,7 +153,7 @@ def code(folder: Path, file: str = "evil.py") -> None:
 
 
 def edit(file: str, **fields: object) -> Change:
-    """Return a change of a JSON file's fields, with the code that they may name."""
+    """Return a change that sets fields of a JSON file and adds the code that they may refer to."""
 
     def change(folder: Path) -> None:
         path = folder / file
@@ -181,7 +181,7 @@ def replaced(file: str, make: Change) -> Change:
 
 
 def sparse(path: Path) -> None:
-    """Write a sparse file of 3 GB."""
+    """Create a sparse file of 3 GB."""
     with path.open("wb") as file:
         file.truncate(3 * 2**30)
 
@@ -202,7 +202,7 @@ def pickled(folder: Path) -> None:
 
 
 def bare_pickle(folder: Path) -> None:
-    """Write the pickle in Python's own format."""
+    """Replace the weights with a plain Python pickle."""
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Pickled(folder), protocol=2))
 
@@ -223,8 +223,8 @@ TEMPLATE = (
 )
 
 NEEDS = (
-    "Model 'FOLDER' needs Python code that comes with it: auto_map in %s. None of it was run. "
-    "Read the code, and if you trust it, pass trust_remote_code=True."
+    "Model 'FOLDER' needs the Python code that comes with it (auto_map in %s). The code was not "
+    "run. Review it, and if you trust it, pass trust_remote_code=True."
 )
 TOKENIZER = NEEDS % (
     "tokenizer_config.json names {'AutoTokenizer': ['evil.EvilTokenizer', 'evil.EvilTokenizer']}"
@@ -232,10 +232,10 @@ TOKENIZER = NEEDS % (
 CONFIG = NEEDS % "config.json names {'AutoConfig': 'evil.EvilConfig', …"
 DAMAGED = "Model 'FOLDER' could not be loaded. Check the files in FOLDER; "
 SAYS = f"{DAMAGED}the loader raised "
-PICKLE = f"{DAMAGED}its weights are a pickle of more than tensors; use .safetensors"
+PICKLE = f"{DAMAGED}its weights are a pickle that contains more than tensors; use .safetensors"
 
 ROWS = [
-    # code, where it is needed
+    # code that is needed to load the model
     *(
         Row("a tokenizer of its own", OWN_TOKENIZER, way, TOKENIZER)
         for way in (
@@ -252,19 +252,19 @@ ROWS = [
             to_sample_from, to_evert_plan, to_evert_evaluate, to_evert_train, by_the_record_of_a_run
         )
     ),
-    Row("a tokenizer in the old form", edit("tokenizer_config.json",
+    Row("a tokenizer in the old format", edit("tokenizer_config.json",
         auto_map=["evil.EvilTokenizer", None], tokenizer_class="EvilTokenizer"),
         as_a_renderers_model,
         NEEDS % "tokenizer_config.json names ['evil.EvilTokenizer', None]"),
-    Row("a tokenizer of the Hub's", edit("tokenizer_config.json",
+    Row("a tokenizer from the Hub", edit("tokenizer_config.json",
         auto_map={"AutoTokenizer": ["them/theirs--evil.Theirs", None]},
         tokenizer_class="EvilTokenizer"),
         as_a_renderers_model,
         NEEDS % "tokenizer_config.json names {'AutoTokenizer': ['them/theirs--evil.Theirs'…"),
     Row("images read by its own code", edit("preprocessor_config.json",
         auto_map={"AutoImageProcessor": "evil.EvilImages"}, image_processor_type="EvilImages"),
-        to_show_images_to, "has a chunk that is not text, but FOLDER is a model of type qwen3.…"),
-    Row("images read by its own code, and a model that is shown some",
+        to_show_images_to, "contains a chunk that is not text, but FOLDER is a model of type …"),
+    Row("images read by its own code, for a vision model",
         lambda folder: (edit("config.json", model_type="qwen3_vl")(folder),
         edit("preprocessor_config.json", auto_map={"AutoImageProcessor": "evil.EvilImages"},
         image_processor_type="EvilImages")(folder)), to_show_images_to,
@@ -276,9 +276,9 @@ ROWS = [
     Row("code for a model that transformers has", edit("config.json",
         auto_map={"AutoModelForCausalLM": "evil.EvilModel", "AutoConfig": "evil.EvilConfig"}),
         to_sample_from, LOADED),
-    Row("its own way to generate", lambda folder: code(folder, "custom_generate/generate.py"),
+    Row("custom generation code", lambda folder: code(folder, "custom_generate/generate.py"),
         to_sample_from, LOADED),
-    Row("a tokenizer's class that is a path", edit("tokenizer_config.json",
+    Row("a tokenizer class that is a path", edit("tokenizer_config.json",
         tokenizer_class="../evil.EvilTokenizer"), as_a_renderers_model, LOADED),
     Row("a chat template that calls the system", write("chat_template.jinja", TEMPLATE),
         to_evert_evaluate, LOADED),
@@ -287,46 +287,47 @@ ROWS = [
     # other folders
     Row("an adapter of another folder's model", edit("adapter_config.json",
         base_model_name_or_path="/elsewhere", peft_type="LORA"), to_sample_from,
-        "Model 'FOLDER' points to the folder FOLDER, which has a LoRA adapter "
-        "(adapter_config.json); expected a whole model. Merge the adapter into its base …"),
-    Row("weights that its index has elsewhere", replaced("model.safetensors",
+        "Model 'FOLDER' points to the folder FOLDER, which contains a LoRA "
+        "adapter (adapter_config.json); expected a full model. Merge the adapter into its base …"),
+    Row("an index that points to weights in another folder", replaced("model.safetensors",
         lambda path: edit("model.safetensors.index.json", metadata={},
         weight_map={"a": "../../w"})(path.parent)), to_sample_from,
-        "Model 'FOLDER': model.safetensors.index.json names ../../w, missing from FOLDER; expected "
-        "each file of weights in the folder. Get the whole folder again."),
-    # what is no file
+        "Model 'FOLDER': model.safetensors.index.json refers to ../../w, missing from FOLDER; "
+        "expected all weight files in the folder. Download the whole folder again."),
+    # not a regular file
     Row("a pipe for a tokenizer", replaced("tokenizer.json", os.mkfifo), as_a_renderers_model,
         "Model 'FOLDER': 'tokenizer.json' in FOLDER is a pipe, a device or a socket; expected a "
-        "file, of at most 268,435,456 bytes if it is text. Check where the folder comes from."),
+        "regular file. Text files may have at most 268,435,456 bytes. Check where the folder comes "
+        "from."),
     Row("a pipe for a tokenizer", replaced("tokenizer.json", os.mkfifo), to_evert_evaluate,
         "Model 'FOLDER': 'tokenizer.json' in FOLDER is a pipe, a device or a socket; …"),
     Row("a link to a device", replaced("config.json", lambda path: path.symlink_to("/dev/zero")),
         to_sample_from, "Model 'FOLDER' points to the folder FOLDER, which has no config.json. …"),
-    Row("a link to a folder's own", replaced("config.json",
+    Row("a link to itself", replaced("config.json",
         lambda path: path.symlink_to("config.json")), to_sample_from,
         "Model 'FOLDER' points to the folder FOLDER, which has no config.json. …"),
     Row("a configuration of 3 GB", replaced("config.json", sparse), to_evert_plan,
-        "Model 'FOLDER': 'config.json' in FOLDER has 3,221,225,472 bytes; expected a file, …"),
-    # what is damaged
-    Row("a configuration that is no JSON", write("config.json", "{"), to_evert_plan,
+        "Model 'FOLDER': 'config.json' in FOLDER has 3,221,225,472 bytes; expected a regular …"),
+    # damaged files
+    Row("a configuration that is not JSON", write("config.json", "{"), to_evert_plan,
         f"{SAYS}OSError: It looks like the config file at 'FOLDER/config.json' is not a valid JSON "
         "file."),
-    Row("a configuration without an end", write("config.json", "[" * 100_000), to_evert_plan,
+    Row("a deeply nested configuration", write("config.json", "[" * 100_000), to_evert_plan,
         f"{SAYS}RecursionError: …"),
-    Row("a configuration that writes on the terminal",
+    Row("a configuration with terminal escape codes",
         edit("config.json", model_type="\x1b[2J\x07evil"), to_evert_plan,
         f"{SAYS}ValueError: The checkpoint you are trying to load has model type `[2Jevil` but …"),
-    Row("sizes below zero", edit("config.json", hidden_size=-8), to_evert_plan,
+    Row("negative sizes", edit("config.json", hidden_size=-8), to_evert_plan,
         f"{SAYS}RuntimeError: Trying to create tensor with negative dimension -8: [512, -8]"),
-    Row("a tokenizer that is cut off", write("tokenizer.json", "{"), as_a_renderers_model,
+    Row("a truncated tokenizer", write("tokenizer.json", "{"), as_a_renderers_model,
         f"{SAYS}JSONDecodeError: …"),
-    Row("weights that are cut off", lambda folder: os.truncate(folder / "model.safetensors", 5000),
+    Row("truncated weights", lambda folder: os.truncate(folder / "model.safetensors", 5000),
         to_sample_from, f"{SAYS}SafetensorError: …"),
-    Row("weights of another size", edit("config.json", hidden_size=256), to_sample_from,
-        "Model 'FOLDER' has weights of another shape: model.embed_tokens.weight ([512, 128] in the "
-        "file, [512, 256] in the model), …"),
+    Row("weights of a different shape", edit("config.json", hidden_size=256), to_sample_from,
+        "Model 'FOLDER' has weights with the wrong shape: model.embed_tokens.weight ([512, 128] in "
+        "the file, [512, 256] in the model), …"),
     Row("no weights", without("model.safetensors"), to_sample_from,
         f"{SAYS}OSError: Error no file named model.safetensors, or pytorch_model.bin, found in "
         "directory FOLDER."),
 ]  # fmt: skip
-"""The table."""
+"""The table of model folders."""

@@ -1,4 +1,4 @@
-"""Faults of policies: invalid tokens, too many or too few tokens, and exceptions."""
+"""Faulty policies: invalid tokens, too many or too few tokens, and exceptions."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ async def asks_for_few(client: Any, scene: Scene) -> float:
     return 1.0
 
 
-NO_TOKENS = "InvalidActionError: …; expected token ids, each an int from 0 to 4294967295…"
+NO_TOKENS = "InvalidActionError: …; expected a list of token ids, which are ints from 0 …"
 CLOSED = "CancelledError"
 
 PLAYED: list[tuple[str, Any, str, str]] = [
@@ -70,8 +70,8 @@ PLAYED: list[tuple[str, Any, str, str]] = [
         "completed 1 in 2", "'a…' stop; 'Fine.' stop"),
     ("ten thousand tokens", tokens("word " * 10_000), "completed 1 in 2", "'word …' stop; …"),
     ("half a character", tokens("🐕")[:1], "completed 1 in 2", "'�' stop; 'Fine.' stop"),
-    ("an id beyond the tokenizer's", [10**9], "completed 1 in 2", "'' stop; 'Fine.' stop"),
-    ("an id beyond 32 bits", [2**32], NO_TOKENS, CLOSED),
+    ("an id outside the vocabulary", [10**9], "completed 1 in 2", "'' stop; 'Fine.' stop"),
+    ("an id of more than 32 bits", [2**32], NO_TOKENS, CLOSED),
     ("a negative id", [-1], NO_TOKENS, CLOSED),
     ("a bool", [True], NO_TOKENS, CLOSED),
     ("a float", [1.0], NO_TOKENS, CLOSED),
@@ -85,7 +85,7 @@ PLAYED: list[tuple[str, Any, str, str]] = [
         "'Yes.' stop; 'Fine.' stop"),
     ("a tuple", tuple(tokens("Yes.")), "completed 1 in 2", "'Yes.' stop; 'Fine.' stop"),
 ]  # fmt: skip
-"""What is played first, what the trainer sees, what the agent sees."""
+"""Rows of (description, first action, what the trainer sees, what the agent sees)."""
 
 ACTIONS = [
     Fault(name=f"the policy plays {what}", moment="in step", agent=two_turns,
@@ -103,13 +103,13 @@ CUT = [
     Fault(name="the policy is cut, which ends the episode", moment="in step", agent=two_turns,
         policy=playing(tokens("Well", ended=False), "length"), options={"on_truncation": "end"},
         trainer_sees="max_tokens -0.1 in 1", agent_sees="CancelledError"),
-    Fault(name="the policy gives a stop reason that there is not", moment="in step",
+    Fault(name="the policy returns an unknown stop reason", moment="in step",
         agent=two_turns, policy=playing(tokens("Yes."), "tired"), trainer_sees="completed 1 in 2",
         agent_sees="'Yes.' stop; 'Fine.' stop"),
-    Fault(name="the policy says more than the agent asked for", moment="in step",
+    Fault(name="the policy exceeds the agent's max_tokens", moment="in step",
         agent=asks_for_few, policy=playing(tokens("word " * 50)), trainer_sees="completed 1 in 1",
         agent_sees="length"),
-    Fault(name="the policy has no log-probabilities for an agent that wants them",
+    Fault(name="the policy has no log-probabilities for an agent that requests them",
         moment="in step", agent=asks_for_logprobs, policy=playing(tokens("Yes.")),
         trainer_sees="completed 1 in 1", agent_sees="BadRequestError logprobs_unavailable"),
     Fault(name="the policy's replies are too long for the budget", moment="in step",

@@ -1,4 +1,4 @@
-"""Agents that raise: every kind of exception, at every moment, in a task and in a thread."""
+"""Agents that raise all types of exceptions at different moments, in tasks and in threads."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from evert import AgentAborted, EnvClosedError, EpisodeEndedError
 
 
 class Odd(BaseException):
-    """Neither an ``Exception`` nor one of Python's own classes."""
+    """A custom subclass of ``BaseException``."""
 
 
 class Mute(Exception):
@@ -35,7 +35,7 @@ class Sealed(Exception):
 
 
 class Particular(Exception):
-    """An exception that does not unpickle, because it needs an argument that it does not keep."""
+    """An exception that cannot be unpickled, because it does not store a required argument."""
 
     def __init__(self, *, wanted: str) -> None:
         super().__init__(f"wanted {wanted}")
@@ -80,12 +80,14 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
         "ExceptionGroup all (2 sub-exceptions); ValueError: one; KeyError: 'two'"),
     "a BaseExceptionGroup": (lambda: BaseExceptionGroup("all", [Odd("one"), SystemExit(2)]),
         "BaseExceptionGroup all (2 sub-exceptions); Odd: one; SystemExit: 2"),
-    "what does not pickle": (Sealed, "Sealed sealed"),
-    "what does not unpickle": (lambda: Particular(wanted="more"), "Particular wanted more"),
-    "what cannot be written": (Mute, "Mute (its message cannot be read: ValueError)"),
-    "what can never be written": (MuteForGood, "MuteForGood (its message cannot be read: Odd)"),
-    "what has an unreadable code": (lambda: Coded("coded"), "Coded coded"),
-    "a ring of causes": (looped, "ValueError one"),
+    "an error that does not pickle": (Sealed, "Sealed sealed"),
+    "an error that does not unpickle":
+        (lambda: Particular(wanted="more"), "Particular wanted more"),
+    "an error whose str() fails": (Mute, "Mute (its message cannot be read: ValueError)"),
+    "an error whose str() raises a BaseException":
+        (MuteForGood, "MuteForGood (its message cannot be read: Odd)"),
+    "an error whose code cannot be read": (lambda: Coded("coded"), "Coded coded"),
+    "a cycle of causes": (looped, "ValueError one"),
     "a RecursionError": (deep, "RecursionError maximum recursion depth exceeded"),
     "a MemoryError": (MemoryError, "MemoryError "),
     "a TimeoutError": (lambda: TimeoutError("slow"), "TimeoutError slow"),
@@ -95,7 +97,7 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
     "evert's own AgentAborted": (lambda: AgentAborted("fake"), "AgentAborted fake"),
     "ten megabytes": (lambda: ValueError("x" * 10**7), "ValueError xxx…"),
 }  # fmt: skip
-"""What an agent may raise, and how the trainer's error names it."""
+"""Exceptions raised by agents, with the type and message shown in the trainer's error."""
 
 
 def raising(make: Callable[[], BaseException], calls: int) -> list[tuple[Agent, str]]:

@@ -1,8 +1,8 @@
-"""A fault, the scene in which it is played, and what the trainer, the agent and the process see.
+"""Plays faults and reports what the trainer, the agent and the process see.
 
-A ``Fault`` is a row of the table: who does what at which moment, and what each of the three sees.
-Each column is one line of text, in which ``…`` stands for anything. ``perform`` plays a row with
-the Cookbook's own runner and a scripted model, in its own event loop, and returns the three lines.
+A ``Fault`` is a row of the table: who does what and when, and what each of the three sees. Each of
+these is one line of text, in which ``…`` matches anything. ``perform`` plays a row with the
+Cookbook's own runner and a scripted model, in its own event loop, and returns the three lines.
 """
 
 import asyncio
@@ -43,16 +43,16 @@ from evert.bridge.env.endings import CUT
 from evert.bridge.tokens.renderer import prompt_renderer
 
 NOTHING = "nothing"
-"""What a process is left with, nearly always."""
+"""What an episode leaves behind in the process, in nearly all rows."""
 
 PATIENCE = 100.0
-"""Seconds after which a row hangs."""
+"""Timeout of a row in seconds."""
 
 Agent = Callable[..., Any]
 
 
 class Sampler(ScriptedPolicy):
-    """A scripted policy that takes some turns of the loop for each reply, as a sampler does."""
+    """A scripted policy that takes a few loop iterations per reply, like a real sampler."""
 
     async def __call__(self, *args: Any, **options: Any) -> TokensWithLogprobs:
         for _ in range(3):
@@ -61,7 +61,7 @@ class Sampler(ScriptedPolicy):
 
 
 class Raising(Sampler):
-    """A policy that raises at its second call."""
+    """A policy that raises in its second call."""
 
     def __init__(self, error: type[BaseException]) -> None:
         super().__init__(lambda prompt: "Fine.")
@@ -83,12 +83,12 @@ def fine() -> TokenCompleter:
 
 @dataclass(eq=False)
 class Scene:
-    """The state of a played row; the agent gets it as its task, to record what it sees."""
+    """State while a row is played. The agent gets it as its task and records what it sees."""
 
     fault: "Fault"
-    saw: list[str] = field(default_factory=list)  # by the agent, in turn
-    over: threading.Event = field(default_factory=threading.Event)  # then whoever hangs may end
-    kept: list[Any] = field(default_factory=list)  # whatever should outlive the agent
+    saw: list[str] = field(default_factory=list)  # what the agent saw, in order
+    over: threading.Event = field(default_factory=threading.Event)  # lets hanging agents stop
+    kept: list[Any] = field(default_factory=list)  # objects that should outlive the agent
 
     def env(self, **options: Any) -> ChatAgentEnv:
         return ChatAgentEnv(self.fault.agent, self, **{**QUICK, **self.fault.options, **options})
@@ -118,8 +118,8 @@ class Scene:
 
 
 def agents(calls: int, end: Callable[[], Any] = lambda: 1.0, pause: float = 0) -> list[Agent]:
-    """Return two agents, an async and a plain function, that make some calls, pause before the
-    last, and end as ``end`` does."""
+    """Return an async agent and a sync one that make some calls, pause before the last one, and
+    then call ``end``."""
 
     async def agent(client: Any, scene: Scene) -> Any:
         for number in range(calls):
@@ -162,7 +162,7 @@ async def rollout(scene: Scene) -> Trajectory:
 
 
 async def stepped_and_closed(scene: Scene) -> list[object]:
-    """Take one step, give the rollout up, and close the Env twice."""
+    """Take one step, abandon the rollout, and close the Env twice."""
     env = scene.env()
     await env.initial_observation()
     result = await env.step(tokens("Fine."))
@@ -180,17 +180,17 @@ async def outcome(moment: Awaitable[object]) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A row of the table: who does what, when, and what is seen."""
+    """A row of the table: who does what and when, and what the three parties see."""
 
     name: str
     moment: str
     trainer_sees: str  # an exception, or a stop reason and a reward
-    agent_sees: str = ""  # what its calls end with, in turn
-    process_sees: str = NOTHING  # what is left when the Env is closed
-    agent: Agent  # (client, scene)
+    agent_sees: str = ""  # results of its calls, in order
+    process_sees: str = NOTHING  # what is left after the Env is closed
+    agent: Agent  # called with (client, scene)
     policy: Callable[[], TokenCompleter] = fine
     play: Play = rollout  # what the trainer does
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the Env
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of the Env
 
     def __str__(self) -> str:
         return f"{self.moment}: {self.name}"
@@ -205,7 +205,7 @@ def is_as(seen: str, expected: str) -> bool:
     return re.fullmatch(pattern, seen, re.DOTALL) is not None
 
 
-# -- what was seen, as a line ----------------------------------------------------------------------
+# -- results as a line of text ---------------------------------------------------------------------
 
 
 def name_of(error: BaseException) -> str:
@@ -240,7 +240,7 @@ def _reason(metrics: Mapping[str, Any]) -> str:
 
 @dataclass
 class Inventory:
-    """The resources of a process that an episode might leave behind."""
+    """Process resources that an episode might leave behind."""
 
     tasks: set[Any]
     threads: set[threading.Thread]
@@ -251,10 +251,10 @@ class Inventory:
 
     @classmethod
     def now(cls) -> "Inventory":
-        """Return the present resources, except for threads of shared pools."""
+        """Return the current resources, except for threads of shared pools."""
         try:
             tasks = asyncio.all_tasks()
-        except RuntimeError:  # no loop runs
+        except RuntimeError:  # no running loop
             tasks = set()
         return cls(
             tasks,
@@ -266,7 +266,7 @@ class Inventory:
         )
 
     def since(self, before: "Inventory") -> str:
-        """Return what was left behind, in one line."""
+        """Summarise in one line what was left behind since ``before``."""
         counts: list[tuple[int, str]] = [
             (len(self.tasks - before.tasks), "task"),
             (len(self.threads - before.threads), "thread"),
@@ -283,7 +283,7 @@ POOLS = ("asyncio_", "evert off loop")
 
 
 def open_descriptors() -> set[str]:
-    """Return this process's open descriptors, without the one that lists them."""
+    """Return this process's open file descriptors, except for the one used to list them."""
     folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
     return {name for name in os.listdir(folder) if os.path.exists(f"{folder}/{name}")}
 
@@ -304,11 +304,11 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "recursion limit": sys.getrecursionlimit,
     "stdout": lambda: sys.stdout,
 }
-"""What an episode might patch and not put back."""
+"""Global state that an episode might change without restoring it."""
 
 
 async def settled(before: Inventory, expected: str) -> str:
-    """Wait a long while for the expected leftovers; return the present ones."""
+    """Wait until the leftovers match the expected ones or time is up, and return them."""
     for _ in range(round(PATIENCE / 0.005)):
         if is_as(Inventory.now().since(before), expected):
             break
@@ -316,18 +316,18 @@ async def settled(before: Inventory, expected: str) -> str:
     return Inventory.now().since(before)
 
 
-# -- the play --------------------------------------------------------------------------------------
+# -- playing a row ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The three lines of a row, as they were seen."""
+    """What was actually seen when a row was played."""
 
     trainer: str
     agent: str
     process: str
-    at_last: str  # when the loop is gone, too
-    complaints: list[str]  # of the loop's exception handler
+    at_last: str  # what is left after the event loop is closed
+    complaints: list[str]  # messages to the loop's exception handler
 
 
 def perform(fault: Fault) -> Seen:
@@ -359,13 +359,13 @@ async def _perform(scene: Scene, complaints: list[str]) -> tuple[str, str]:
             scene.over.set()
             scene.kept.clear()
     if stall.longest > stalls.LONGEST:
-        complaints.append(f"It stood still for {stall.longest:.2f} s.")
+        complaints.append(f"The event loop was blocked for {stall.longest:.2f} s.")
     return trainer, process
 
 
 @contextmanager
 def _guarded() -> Iterator[None]:
-    """Print the stacks if a row blocks its loop."""
+    """Print stack traces if a row blocks its loop."""
     faulthandler.dump_traceback_later(2 * PATIENCE, exit=False)
     try:
         yield

@@ -1,11 +1,11 @@
-"""Measure how long an event loop is blocked, and end a row that blocks it for ever.
+"""Measure how long an event loop is blocked, and stop rows that block it forever.
 
     async with stalls.watched() as stall:
         ...
     assert stall.longest < stalls.LONGEST
 
-Only the processor time of the loop's own thread counts, so a busy machine changes nothing.
-A call that blocks without using the processor is ended by ``stalls.no_longer_than``.
+This measures the CPU time of the loop's own thread, so it does not depend on other load.
+``stalls.no_longer_than`` interrupts calls that block without using the CPU.
 """
 
 import asyncio
@@ -17,23 +17,23 @@ from dataclasses import dataclass
 from types import FrameType
 
 LONGEST = 0.25
-"""Seconds of processor time that an event loop may spend without a turn for anybody else."""
+"""Maximum CPU time in seconds for which an event loop may be blocked."""
 
 EVERY = 0.001
-"""Seconds between two turns of the ticker."""
+"""Seconds between two ticks."""
 
 
 @dataclass
 class Stall:
     """Attributes:
-    longest: The most processor time of the loop's thread between two turns, in seconds.
+    longest: The longest time for which the loop was blocked, in seconds of CPU time.
     """
 
     longest: float = 0.0
 
 
 class Blocked(BaseException):
-    """An event loop's thread did not come back from a call."""
+    """The event loop's thread is stuck in a call."""
 
 
 @asynccontextmanager
@@ -42,7 +42,7 @@ async def watched() -> AsyncIterator[Stall]:
     ticker = asyncio.create_task(_tick(stall))
     try:
         yield stall
-        await asyncio.sleep(2 * EVERY)  # one more turn counts what was done last
+        await asyncio.sleep(2 * EVERY)  # one more tick, to include the last measurement
     finally:
         ticker.cancel()
         with suppress(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Agents that would monopolise the event loop or its threads; other episodes must not wait."""
+"""Agents that would monopolise the event loop or its threads, which must not delay others."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ async def begun_and_closed(scene: Scene) -> list[object]:
 
 
 async def beside_two_that_are_closed(scene: Scene) -> list[object]:
-    """Give up two episodes whose texts take seconds, while a third renders its own text."""
+    """Close two episodes whose texts take seconds to render, while a third renders its own text."""
     closing = [asyncio.create_task(begun_and_closed(scene)) for _ in range(2)]
     await asyncio.sleep(0.02)
 
@@ -40,7 +40,7 @@ async def beside_two_that_are_closed(scene: Scene) -> list[object]:
     return [result]
 
 
-# -- who retries -----------------------------------------------------------------------------------
+# -- agents that retry -----------------------------------------------------------------------------
 
 
 async def retries(client: Any, scene: Scene) -> float:
@@ -51,7 +51,7 @@ async def retries(client: Any, scene: Scene) -> float:
 
 
 def retrying_in_a_thread(error: type[BaseException], **fields: Any) -> Agent:
-    """Return an agent that repeats a call in a thread, whatever error it gets."""
+    """Return a sync agent that repeats a call whenever it raises this error."""
 
     def agent(client: Any, scene: Scene) -> float:
         while not scene.over.is_set():
@@ -107,29 +107,29 @@ TWO_TURNS = {"limits": RolloutLimits(max_turns=2), "close_timeout": 0.1}
 
 RETRIES = [
     *(
-        Fault(name=f"the agent makes its call for ever, {how}", moment="after the end",
+        Fault(name=f"the agent repeats its call forever, {how}", moment="after the end",
             agent=agent, trainer_sees="max_turns 0 in 2", process_sees=remains, options=TWO_TURNS)
         for how, agent, remains in (
-            ("whatever it gets", retries, "nothing"),
-            ("each in a task of its own", retries_in_new_tasks, "1 task"),
+            ("whatever the result", retries, "nothing"),
+            ("each time in a new task", retries_in_new_tasks, "1 task"),
             ("in a thread", retrying_in_a_thread(BaseException), "1 thread"),
         )
     ),
     *(
-        Fault(name=f"the agent makes a bad call for ever, {how}", moment="before the first call",
+        Fault(name=f"the agent repeats a bad call forever, {how}", moment="before the first call",
             agent=agent, trainer_sees=f"{NEVER}Its latest requests were refused: {why}…",
             process_sees=remains, options={**SHORT, "models": {"judge": lambda messages: "Yes."}})
         for how, agent, why, remains in (
             ("with n=2", persistent(n=2), NO_TWO, "nothing"),
             ("with an SDK", persistent(sdk=True, model="policy", n=2), NO_TWO, "nothing"),
             ("in a thread", retrying_in_a_thread(Exception, n=2), NO_TWO, "1 thread"),
-            ("to no model", persistent(model="none"), "…'none'", "nothing"),
+            ("to an unknown model", persistent(model="none"), "…'none'", "nothing"),
         )
     ),
-    Fault(name="the agent makes two thousand calls at once", moment="in close",
+    Fault(name="the agent makes two thousand concurrent calls", moment="in close",
         agent=asks_for_many_when_closed, play=stepped_and_closed, trainer_sees="goes on; closed",
         agent_sees=f"Fine.; CancelledError; {MANY} refused", options={"close_timeout": 10.0}),
-    Fault(name="the agent makes two thousand bad calls at once", moment="between calls",
+    Fault(name="the agent makes two thousand invalid calls", moment="between calls",
         agent=asks_for_many, trainer_sees="completed 1 in 1", agent_sees=f"Fine.; {MANY} refused"),
 ]  # fmt: skip
 
@@ -152,22 +152,22 @@ LONG = [
             options={"context_length": 4096})
         for what, text in (("words", WORDS), ("one letter", LETTERS))
     ),
-    Fault(name="the Env is closed while its prompt is made", moment="in close",
+    Fault(name="the Env is closed while its prompt is rendered", moment="in close",
         agent=sending(WORDS), play=begun_and_closed,
         trainer_sees="EnvClosedError: The Env was closed before its prompt was rendered.; "
         "closed",
         agent_sees="…"),
-    Fault(name="two Envs are closed whose prompts take seconds", moment="in close",
+    Fault(name="two Envs with slow prompts are closed", moment="in close",
         agent=sending(WORDS), play=beside_two_that_are_closed, trainer_sees="completed 1 in 1",
         agent_sees="…"),
 ]  # fmt: skip
 
 
-# -- what a thread leaves, and strings that lie ----------------------------------------------------
+# -- slow finalizers and misleading strings --------------------------------------------------------
 
 
 class Slow:
-    """An object that is finalized only after the event loop has had a turn."""
+    """An object whose finalizer waits for the event loop."""
 
     def __init__(self, scene: Scene, turn: threading.Event) -> None:
         self._given = scene, turn
@@ -191,7 +191,7 @@ async def with_a_turn(scene: Scene) -> object:
         await asyncio.sleep(0.01)
         if len(scene.kept) == 2:
             break
-    await asyncio.sleep(0.1)  # its thread has come to its end
+    await asyncio.sleep(0.1)  # the thread is finishing by now
     scene.kept[1].set()
     return await playing
 
@@ -219,7 +219,7 @@ class Endless(str):
 
 
 def saying_twice(text: str) -> Agent:
-    """Return an agent whose two calls contain a string of a custom class."""
+    """Return an agent that sends a string of a custom class in two calls."""
 
     async def agent(client: Any, scene: Scene) -> float:
         messages = asking(text)["messages"]
@@ -232,7 +232,7 @@ def saying_twice(text: str) -> Agent:
 
 
 def offering(kind: Callable[[str], str]) -> Agent:
-    """Return an agent whose two calls offer a tool, with strings of a custom class."""
+    """Return an agent that offers a tool with strings of a custom class in two calls."""
 
     async def agent(client: Any, scene: Scene) -> float:
         messages = asking("Hi")["messages"]
@@ -256,7 +256,7 @@ def noting(text: str) -> Agent:
 
 
 async def write_notes(scene: Scene) -> object:
-    """Play a rollout whose logs can be written to a trainer's files."""
+    """Play a rollout, and check that its logs and metrics can be encoded for a file."""
     trajectory = await rollout(scene)
     notes = {**trajectory.transitions[-1].logs, **trajectory.transitions[-1].metrics}
     "".join([*notes, *map(str, notes.values())]).encode()
@@ -281,7 +281,7 @@ async def sends_what_cannot_be_read(client: Any, scene: Scene) -> float:
 
 
 LIES = [
-    Fault(name="the agent sends a list that cannot be gone through",
+    Fault(name="the agent sends a list that cannot be iterated over",
         moment="before the first call", agent=sends_what_cannot_be_read,
         trainer_sees="AgentError.ZeroDivisionError: …", agent_sees="ZeroDivisionError"),
     Fault(name="the agent offers a tool whose name cannot be compared", moment="between calls",
@@ -290,7 +290,7 @@ LIES = [
         Fault(name=f"the agent notes {what}", moment="between calls", agent=noting(text),
             play=write_notes, trainer_sees="completed 1 in 1", agent_sees="Fine.")
         for what, text in (
-            ("a string that cannot be looked into", Unsearchable("Hi")),
+            ("a string that cannot be searched", Unsearchable("Hi")),
             ("half of a surrogate pair", "\ud800"),
         )
     ),
@@ -302,7 +302,7 @@ LIES = [
             agent=saying_twice(text), trainer_sees="completed 1 in 2", agent_sees="Fine.; Fine.")
         for what, text in (
             ("cannot be compared", Unequal("Hi")),
-            ("says that it is short", Short("y " * 100_000)),
+            ("reports a length of 1", Short("y " * 100_000)),
             ("has no length", Endless("Hi")),
         )
     ),

@@ -1,4 +1,4 @@
-"""The table of faults: all rows, by who causes them."""
+"""The table of faults, ordered by who causes them."""
 
 from tests.faults import behaving, groups, policies, raising, starving, trainers
 

@@ -1,4 +1,4 @@
-"""Each command of the table is played, and the trainer must see what the table says."""
+"""Plays each command in the table and checks that the trainer sees the expected result."""
 
 import asyncio
 import os
@@ -19,12 +19,12 @@ from tests.kit import Patch
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
 
 PATIENCE = 120
-"""Seconds after which a row hangs."""
+"""Timeout of a row in seconds."""
 
 
 @pytest.fixture(autouse=True)
 def _folders_are_our_own(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Use a separate temporary folder, because concurrent tests' folders would count."""
+    """Use a separate temporary folder, so that folders of concurrent tests don't count."""
     (tmp_path / "episodes").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "episodes"))
 
@@ -36,7 +36,7 @@ def _what_is_imported_lazily_is_there(tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder of the user, which must be unchanged when a row has ended."""
+    """Yield a folder of the user, and check afterwards that the row did not change it."""
     folder = tmp_path / "user" / "mine"
     (folder / "inner").mkdir(parents=True)
     for name in ("mine", "number", "reward", "inner/deep"):
@@ -57,7 +57,7 @@ def state(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 async def play(row: Leaving, mine: Path, mark: str) -> tuple[str, float, str]:
-    """Play a row; return what the trainer saw, how long the loop was blocked, and leftovers."""
+    """Play a row and return what the trainer saw, the longest stall, and the leftovers."""
     before = Inventory.now()
     async with stalls.watched() as stall:
         seen = await row.play(mine, mark)

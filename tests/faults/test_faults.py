@@ -1,4 +1,4 @@
-"""Each row of the table of faults is played, and must give the row's columns."""
+"""Plays each row in the table of faults and compares the results with the table."""
 
 import tempfile
 from pathlib import Path
@@ -12,19 +12,19 @@ from tests.kit import Patch
 
 @pytest.fixture(autouse=True)
 def _folders_are_our_own(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Use a separate temporary folder, because concurrent tests' folders would count."""
+    """Use a separate temporary folder, so that folders of concurrent tests don't count."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.mark.parametrize("fault", TABLE, ids=str)
-def test_trainer_agent_and_process_see_what_the_table_says(fault: Fault) -> None:
+def test_trainer_agent_and_process_see_what_the_table_states(fault: Fault) -> None:
     seen = perform(fault)
 
     for who, was, expected in (
         ("trainer", seen.trainer, fault.trainer_sees),
         ("agent", seen.agent, fault.agent_sees),
         ("process", seen.process, fault.process_sees),
-        ("process at last", seen.at_last, NOTHING),
+        ("process at the end", seen.at_last, NOTHING),
         ("loop", "; ".join(seen.complaints), ""),
     ):
         assert is_as(was, expected), f"{who}\n  saw      {was:.2000}\n  expected {expected}"

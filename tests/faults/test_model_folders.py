@@ -1,4 +1,4 @@
-"""Models are data: a model folder never runs its own code, however it is named."""
+"""Models are data: loading a model folder never runs code from it, however it is loaded."""
 
 import json
 import os
@@ -44,14 +44,14 @@ def result_of(row: Row, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_a_folder_runs_no_code_and_is_loaded_or_refused(row: Row, folder: Path) -> None:
+def test_a_folder_runs_no_code_and_is_loaded_or_rejected(row: Row, folder: Path) -> None:
     saw = result_of(row, folder)
 
     assert is_as(saw, row.says), f"\n  saw      {saw:.2000}\n  expected {row.says}"
     assert not [*folder.parent.rglob(RAN)]
 
 
-def test_trusted_code_is_run_logged_and_recorded(folder: Path, caplog: Logs) -> None:
+def test_trusted_code_runs_and_is_logged_and_recorded(folder: Path, caplog: Logs) -> None:
     OWN_TOKENIZER(folder)
     evaluating(str(folder), f"models={folder}", "trust_remote_code=True")
 
@@ -64,7 +64,7 @@ def test_trusted_code_is_run_logged_and_recorded(folder: Path, caplog: Logs) -> 
     (folder / RAN).unlink()
     tokenizer_utils._CUSTOM_TOKENIZER_REGISTRY.clear()
     with pytest.raises(RuntimeError, match="trust_remote_code=True"):
-        evaluating(str(folder), "seeds=2")  # the same evaluation goes on: by its record
+        evaluating(str(folder), "seeds=2")  # continues the same evaluation from its record
     assert not (folder / RAN).exists()
 
 

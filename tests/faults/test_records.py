@@ -1,4 +1,4 @@
-"""Each damage of the table is applied to a record, and every reader must see the table's result."""
+"""Damages a record as described in the table and checks what every reader of records reports."""
 
 import asyncio
 import copy
@@ -27,7 +27,7 @@ from evert.trainers.rundir.export_formats import FORMATS
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    """Return the recorded lines of two rollouts."""
+    """Record two rollouts and return their lines."""
 
     async def play() -> None:
         for task in ("1 + 1?", "2 + 2?"):
@@ -50,7 +50,7 @@ def no_hang() -> Iterator[None]:
 
 
 async def replayed(path: Path) -> str:
-    """Replay a file's last record; return the error, or "" if the rewards are equal."""
+    """Replay a file's last record and return the error, or "" if the rewards are the same."""
     try:
         record = [*read_records(path)][-1]
         trajectory = await replay(record, agent, agent_timeout=0.3)
@@ -63,7 +63,7 @@ async def replayed(path: Path) -> str:
 
 
 @pytest.mark.parametrize("damage", TABLE, ids=str)
-def test_every_reader_sees_what_the_table_says(
+def test_every_reader_reports_what_the_table_states(
     damage: Damage, lines: list[bytes], tmp_path: Path, capsys: Shown
 ) -> None:
     path, out = tmp_path / "rollouts.jsonl", tmp_path / "out.jsonl"
@@ -91,7 +91,7 @@ VALUES: list[Any] = [
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the places of all fields and elements; for long lists, the first few."""
+    """Yield the paths of all fields and elements (for lists, only of the first few)."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         items = [*value.items()]
@@ -121,7 +121,7 @@ def damaged(data: st.DataObject, line: bytes) -> bytes:
 
 
 def use(path: Path) -> None:
-    """Use the records of a file in every way."""
+    """Use a file's records in every possible way."""
     for record in read_records(path):
         turns = range(record.turns)
         assert isinstance(repr(record) + record.text, str)

@@ -1,4 +1,4 @@
-"""Whatever a worker of a pool does, its trainer is told in time, and nothing is left behind."""
+"""Whatever a pool worker does, the trainer finds out in time, and nothing is left behind."""
 
 import asyncio
 import logging
@@ -21,20 +21,20 @@ from evert.trainers.workers import pool
 from evert.trainers.workers.pool import PoolRollouts
 
 Group = tuple[Callable[..., Any], object]
-"""An agent and its task."""
+"""An agent and a task."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    lines: list[str]  # what the trainer got for each
-    told: list[str]  # what it was told meanwhile
-    stall: float  # the longest time that the executor's loop stood still, in seconds
+    lines: list[str]  # the result of each group
+    told: list[str]  # messages logged in the meantime
+    stall: float  # the longest time the executor's loop was blocked, in seconds
     left: list[psutil.Process]
 
 
 def seen_of(groups: Sequence[Group], mark: Path, monkeypatch: Patch, **options: Any) -> Seen:
-    """Play groups in a separate pool; return everything that can be seen."""
-    monkeypatch.syspath_prepend(str(mark))  # workers have the path as an argument
+    """Play groups in a separate pool and return everything the trainer can see."""
+    monkeypatch.syspath_prepend(str(mark))  # the path is an argument of the workers' command line
     handler, logger = BufferingHandler(10_000), logging.getLogger("evert.trainers.workers")
     logger.addHandler(handler)
     try:
@@ -67,7 +67,7 @@ async def _outcome(executor: PoolRollouts, agent: Any, task: object) -> str:
 
 
 def _left(mark: str) -> list[psutil.Process]:
-    """Wait a while for the processes with the mark to end; return the remaining ones."""
+    """Wait a while for the marked processes to exit, and return those still running."""
     processes: list[psutil.Process] = []
     for _ in range(100):
         processes = [
@@ -84,7 +84,7 @@ def _left(mark: str) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """Play all deeds in one pool, each group alone on its worker."""
+    """Play all deeds in one pool with a single group per worker."""
     folder = tmp_path_factory.mktemp("deeds")
     groups = [(agent_of(deed, folder / deed.name), deed.name) for deed in DEEDS]
     with pytest.MonkeyPatch.context() as patch:
@@ -101,7 +101,7 @@ def test_a_broken_worker_is_reported_and_its_group_is_retried(deed: Deed, once: 
     assert bool(messages) == bool(deed.told)
 
 
-def test_broken_workers_leave_nothing_and_do_not_block_the_loop(once: Seen) -> None:
+def test_broken_workers_leave_nothing_behind_and_do_not_block_the_loop(once: Seen) -> None:
     assert once.left == []
     assert once.stall < stalls.LONGEST
 

@@ -1,4 +1,4 @@
-"""Faults of trainers: calls out of order, cancellations, other loops, dropped Envs."""
+"""Faulty trainers: calls out of order, cancellations, other event loops, dropped Envs."""
 
 import asyncio
 import gc
@@ -40,7 +40,7 @@ async def thinks(client: Any, scene: Scene) -> float:
 
 @asynccontextmanager
 async def begun(scene: Scene) -> AsyncIterator[ChatAgentEnv]:
-    """Yield an Env whose agent waits for its first reply; close it at the end."""
+    """Yield an Env whose agent waits for its first reply, and close it at the end."""
     env = scene.env()
     await env.initial_observation()
     yield env
@@ -48,7 +48,7 @@ async def begun(scene: Scene) -> AsyncIterator[ChatAgentEnv]:
 
 
 def given(seen: object) -> object:
-    """Return what is seen, with "given" for an observation."""
+    """Replace an observation with "given"."""
     return "given" if type(seen) is tuple else seen
 
 
@@ -77,7 +77,7 @@ KINDS: tuple[tuple[Any, str, str], ...] = (
 )
 
 NONE_OUT = "EnvStateError: No observation is outstanding…"
-OVER = "EnvClosedError: This ChatAgentEnv of … was closed…"
+OVER = "EnvClosedError: This ChatAgentEnv for … was closed…"
 ORDERS: list[tuple[str, str, str]] = [
     ("step", NONE_OUT, ""),
     ("inject", NONE_OUT, ""),
@@ -135,11 +135,11 @@ async def clears_every_stop(scene: Scene) -> object:
     return await run_rollout(fine(), scene.env(), hooks=hooks)
 
 
-# -- cancelled -------------------------------------------------------------------------------------
+# -- cancellation ----------------------------------------------------------------------------------
 
 
 def cancelled(moment: str, after: int) -> Play:
-    """Return a trainer that cancels an await after some turns of the loop, then closes."""
+    """Return a trainer that cancels a call after some loop iterations and then closes the Env."""
 
     async def play(scene: Scene) -> list[object]:
         env = scene.env()
@@ -163,7 +163,7 @@ def cancelled(moment: str, after: int) -> Play:
 
 
 async def cancelled_and_stepped_again(scene: Scene) -> list[object]:
-    """Cancel a step after its action was delivered, while the agent works; then step again."""
+    """Cancel a step after its action was delivered, while the agent is working, and step again."""
     async with begun(scene) as env:
         task = asyncio.ensure_future(outcome(env.step(YES)))
         await asyncio.sleep(0.005)
@@ -193,7 +193,7 @@ class Slow(Sampler):
 
 
 def while_rendering(end: str) -> Play:
-    """Return a trainer that closes, or cancels a step, while its prompt is tokenised."""
+    """Return a trainer that closes the Env or cancels a step while its prompt is tokenised."""
 
     async def play(scene: Scene) -> list[object]:
         async with begun(scene) as env:
@@ -209,7 +209,7 @@ def while_rendering(end: str) -> Play:
     return play
 
 
-# -- elsewhere -------------------------------------------------------------------------------------
+# -- other event loops and threads -----------------------------------------------------------------
 
 
 async def steps_on_another_loop(scene: Scene) -> list[object]:
@@ -236,7 +236,7 @@ async def closes_after_its_loop(scene: Scene) -> list[object]:
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
-    """Yield a list that has the warnings of the block when it is over."""
+    """Yield a list that contains the block's warnings once the block has finished."""
     warnings_seen: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -245,7 +245,7 @@ def warned() -> Iterator[list[str]]:
 
 
 def drops(where: Callable[[Callable[[], None]], Awaitable[None]]) -> Play:
-    """Return a trainer that drops its Env in this way."""
+    """Return a trainer that drops its Env without closing it."""
 
     async def play(scene: Scene) -> str:
         envs = [scene.env()]
@@ -277,10 +277,10 @@ async def drops_an_unused_env(scene: Scene) -> str:
 
 
 CLOSED = "EnvClosedError: …"
-DROPPED = "ResourceWarning: A ChatAgentEnv of … was dropped while its agent was running…"
+DROPPED = "ResourceWarning: A ChatAgentEnv for … was garbage-collected while its agent was still…"
 
 OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
-    ("clears the stop of an agent that has ended", "after return", talks, clears_every_stop,
+    ("clears the stop reason after the agent has ended", "after return", talks, clears_every_stop,
         "EnvStateError: …continue an episode whose agent has ended…",
         "Fine.; Fine.; Fine."),
     ("cancels a step and takes another", "while cancelled", thinks, cancelled_and_stepped_again,
@@ -288,7 +288,7 @@ OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
     *(
         (f"{name}{place}", "in step", agent, play, CLOSED, calls)
         for name, play in (
-            ("closes five times at once", closes_five_times_at_once),
+            ("closes five times concurrently", closes_five_times_at_once),
             ("closes on another loop", closes_on_another_loop),
         )
         for agent, place, calls in (
@@ -303,12 +303,12 @@ OTHERS: list[tuple[str, str, Any, Play, str, str]] = [
 ]  # fmt: skip
 
 FOR_BOTH: list[tuple[str, str, Play, str, str]] = [
-    ("steps twice at once", "in step", steps_twice_at_once, f"goes on; {NONE_OUT}",
+    ("steps twice concurrently", "in step", steps_twice_at_once, f"goes on; {NONE_OUT}",
         "Yes.; {refused}"),
-    ("begins twice at once", "before the first call", begins_twice_at_once,
+    ("begins twice concurrently", "before the first call", begins_twice_at_once,
         "given; EnvStateError: …called twice…", "{refused}"),
     *(
-        (f"cancels a {what} after {turns} turns of the loop", "while cancelled",
+        (f"cancels a {what} after {turns} loop iterations", "while cancelled",
             cancelled(moment, turns), "…", calls)
         for what, moment, calls in (("step", "step", "Yes.…"), ("beginning", "begin", "…"))
         for turns in (1, 2, 3, 5)
@@ -320,7 +320,7 @@ FOR_BOTH: list[tuple[str, str, Play, str, str]] = [
         "SamplingTurnTimeoutError: …", "Fine.; {refused}"),
     ("steps on another loop", "in step", steps_on_another_loop,
         "EnvStateError: …stepped on a different event loop…; goes on", "Yes.; {refused}"),
-    ("closes when its loop is gone", "in close", closes_after_its_loop,
+    ("closes after its loop has stopped", "in close", closes_after_its_loop,
         f"EnvStateError: …stepped on a different event loop…; {OVER}", "{refused}"),
     ("drops the Env", "between calls", drops(here), DROPPED, "{refused}"),
     ("drops the Env in a thread", "between calls", drops(in_a_thread), DROPPED, "{refused}"),

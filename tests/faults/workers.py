@@ -1,10 +1,10 @@
-"""Faults of a pool's workers, and what their trainer sees.
+"""Faulty pool workers and what their trainer sees.
 
-    DEEDS       what an agent does to its worker, once; then its group is played again
-    PROGRAMS    programs that replace evert's worker program each time one is started
+    DEEDS       what an agent does to its worker, once (its group is then played again)
+    PROGRAMS    programs that replace evert's worker program each time a worker is started
 
-A row has one line each for what the trainer gets for the group and for what it is told meanwhile;
-``…`` stands for anything. Functions create what is sent to workers, so it is pickled by value.
+Each row states the result of the group and the messages logged in the meantime. ``…`` matches
+anything. Objects sent to workers are created in functions, so that they are pickled by value.
 """
 
 from collections.abc import Callable
@@ -15,24 +15,24 @@ from typing import Any
 from evert.trainers.workers import process
 
 PLAYED = "completed 1 in 1"
-"""A group that was played, in the end."""
+"""The result of a group that was played in the end."""
 
 
 @dataclass(frozen=True)
 class Deed:
-    """What an agent does once in its worker, on the event loop of its groups."""
+    """Something that an agent does once in its worker, on the event loop of its groups."""
 
-    name: str  # of the row, and the task of its group
+    name: str  # both the row's name and the task
     does: Callable[[], Any]
     trainer_sees: str = PLAYED
-    told: str = ""  # what is said of that; empty: nothing is
+    told: str = ""  # the message logged about it, if any
 
     def __str__(self) -> str:
         return self.name
 
 
 def agent_of(deed: Deed, flag: Path) -> Callable[..., Any]:
-    """Return an agent that does the deed if the file does not exist yet."""
+    """Return an agent that does the deed if the flag file does not exist yet."""
     does = deed.does
 
     def once() -> Any:
@@ -83,11 +83,11 @@ def _deeds() -> list[Deed]:
 
         return Outcome(1.0, logs={"lock": threading.Lock()})  # type: ignore[dict-item]
 
-    lost = "The group of the agent … on the task '{}' was lost with its worker: process … {}."
+    lost = "The group of agent … on task '{}' was lost because its worker died: process … {}."
     told = [
         ("SIGKILL beside a child", kills_itself_beside_a_child, "was killed by SIGKILL (out of…"),
         ("closed descriptors", closes_all_descriptors, "…"),
-        ("a cancelled group", cancels_its_group, "was killed, since it gave up a group…"),
+        ("a cancelled group", cancels_its_group, "was killed because it abandoned…"),
     ]
     return [
         *(Deed(name, does, told=lost.format(name, line)) for name, does, line in told),
@@ -104,12 +104,12 @@ class Program:
     """A program that replaces evert's worker program."""
 
     name: str
-    text: str  # its code; group() acts healthy until the next group, and returns its number
+    text: str  # its code; group() waits for the next group and returns its number
     trainer_sees: str
-    told: str = ""  # all the trainer is told meanwhile
-    seconds: float = 30.0  # time limit for an answer
-    start_seconds: float = 60.0  # time limit for its start
-    printed: str = ""  # to its standard error
+    told: str = ""  # all messages logged in the meantime
+    seconds: float = 30.0  # timeout for a response
+    start_seconds: float = 60.0  # timeout for starting
+    printed: str = ""  # expected in stderr
 
     def __str__(self) -> str:
         return self.name
@@ -145,29 +145,27 @@ from evert.trainers.workers.process import main
 main()
 """
 
-LOST = (
-    "LostGroupError: The group of …agent on the task 1.0 was lost with its worker 3 times…: {}. …"
-)
-NONE = "WorkerError: No worker can be started: each died 3 times… The last time {}. …"
-SILENT = "process … was killed, since it gave no answer for 0.5 s: …standard error shows where)"
+LOST = "LostGroupError: The group of …agent on task 1.0 was lost because its worker died 3…: {}. …"
+NONE = "WorkerError: No workers could be started: each died 3 times… The last reason: {}. …"
+SILENT = "process … was killed because it did not respond for 0.5 s: …(its stderr shows where)"
 
 PROGRAMS = [
     Program(name, text, LOST.format(f"process … {how}"),
-        f"…was lost with its worker: process … {how}.…")
+        f"…was lost because its worker died: process … {how}.…")
     for name, text, how in (
-        ("exits when it is given a group", "group(); os._exit(7)", "ended with exit status 7"),
-        ("ends as if all were well", "group()", "ended with exit status 0"),
+        ("exits when it gets a group", "group(); os._exit(7)", "exited with status 7"),
+        ("exits normally", "group()", "exited with status 0"),
         ("crashes", "group(); os.kill(os.getpid(), 11)", "was killed by SIGSEGV"),
         ("is terminated", "group(); os.kill(os.getpid(), 15)", "was killed by SIGTERM"),
         ("closes its pipe", "group(); os.close(1); time.sleep(60)",
-            "was killed, since it closed its pipe"),
+            "was killed because it closed its pipe"),
         ("dies in the middle of a frame", "say(group(), b'half', 10); os._exit(1)",
-            "ended with exit status 1"),
-        ("has nothing to say of a group", "say(group()); group()",
-            "was killed, since it gave up a group…"),
+            "exited with status 1"),
+        ("sends an empty result", "say(group()); group()",
+            "was killed because it abandoned…"),
     )
 ] + [
-    Program(name, text, LOST.format(SILENT), f"…was lost with its worker: {SILENT}.…", 0.5)
+    Program(name, text, LOST.format(SILENT), f"…was lost because its worker died: {SILENT}.…", 0.5)
     for name, text in (
         ("is silent", "group(); time.sleep(60)"),
         ("is stopped", "group(); os.kill(os.getpid(), signal.SIGSTOP)"),
@@ -178,18 +176,18 @@ PROGRAMS = [
 ]  # fmt: skip
 
 PROGRAMS += [
-    Program("sends what is no pickle", "say(group(), b'garbage'); group()",
-        "WorkerError: The group of …agent on the task 1.0: UnpicklingError: …cannot be read here…"),
+    Program("sends data that is not a pickle", "say(group(), b'garbage'); group()",
+        "WorkerError: The group of …agent on task 1.0: UnpicklingError: …can't be unpickled here…"),
     Program("blocks its event loop", BLOCKS, LOST.format(SILENT),
-        f"…was lost with its worker: {SILENT}.…", 0.5, printed="in play"),
+        f"…was lost because its worker died: {SILENT}.…", 0.5, printed="in play"),
     *(
         Program(name, text, NONE.format(f"process … {how}"),
             "; ".join([f"A worker could not be started: process … {how}."] * 3),
             start_seconds=seconds)
         for name, text, how, seconds in (
-            ("cannot import", "import no_such_module", "ended with exit status 1", 60.0),
-            ("is killed at its start", "os.kill(os.getpid(), 9)", "was killed by SIGKILL…", 60.0),
-            ("is never ready", "time.sleep(60)", "was killed, since it was not ready after…", 0.5),
+            ("cannot import", "import no_such_module", "exited with status 1", 60.0),
+            ("is killed while starting", "os.kill(os.getpid(), 9)", "was killed by SIGKILL…", 60.0),
+            ("is never ready", "time.sleep(60)", "was killed because it was not ready after…", 0.5),
         )
     ),
 ]  # fmt: skip

@@ -1,9 +1,9 @@
-"""The examples of one environment, and a guard that no socket is opened.
+"""Runs the examples of one environment, with a guard that fails if a socket is opened.
 
     .frameworks/openai3/bin/python -m pytest tests/frameworks --environment openai3
 
-``frameworks/make_environment.py`` makes the environments. Without ``--environment`` nothing here is
-collected: the frameworks are not in .venv.
+``frameworks/make_environment.py`` creates the environments. The frameworks are not installed in
+.venv, so without ``--environment`` none of these tests is collected.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite("episodes")  # its assertions say what they found
+pytest.register_assert_rewrite("episodes")  # show details of failed assertions
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -50,7 +50,7 @@ PUBLIC = {
     "openai2": ["content_flow", "deep_research", "mini_swe"],
     "programs": ["fix_with_aider", "fix_with_claude_code", "fix_with_codex"],
 }  # fmt: skip
-"""Environment -> the public agents of examples/gallery that must run in it; programs in openai3."""
+"""Environment -> the agents in examples/gallery that must run in it. "programs" run in openai3."""
 
 OTHER_WAYS = {
     "openai3": [
@@ -72,10 +72,10 @@ SWITCHES = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
 }
-"""What keeps frameworks from calling home."""
+"""Settings that stop frameworks from calling home."""
 
 KEYS = ("OPENAI_API", "ANTHROPIC_", "LANGSMITH_", "LANGCHAIN_", "TINKER_", "GOOGLE_", "GEMINI_")
-"""What keys, and the addresses they are for, begin with: no example may need one."""
+"""Prefixes of variables for API keys and their addresses. No example may need one."""
 
 
 @dataclass(frozen=True)
@@ -88,19 +88,19 @@ class Example:
 
     @property
     def path(self) -> str:
-        """The import path by which a dataset names the agent."""
+        """The import path by which a dataset refers to the agent."""
         return f"{self.agent.__module__}:{self.agent.__name__}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("environment") not in EXAMPLES:
         return
-    examples = ROOT / "examples"  # on the path as when one is run
+    examples = ROOT / "examples"  # on sys.path, as when an example is run
     sys.path[:0] = [str(examples), str(examples / "gallery"), str(Path(__file__).parent)]
     for name in [name for name in os.environ if name.startswith(KEYS)]:
         del os.environ[name]
-    os.environ.update(SWITCHES)  # before any framework is imported
-    if config.getoption("environment") == "tau2":  # its tests import it while they are collected
+    os.environ.update(SWITCHES)  # must be set before any framework is imported
+    if config.getoption("environment") == "tau2":  # needed when its tests are collected
         config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning")
         os.environ["LOGURU_LEVEL"] = "CRITICAL"
 
@@ -128,24 +128,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def environment(request: pytest.FixtureRequest) -> str:
-    """Return the name of the environment that these tests run in."""
+    """Return the name of the environment in which these tests run."""
     return str(request.config.getoption("environment"))
 
 
 @pytest.fixture
 def played() -> dict[str, list[str]]:
-    """Return the examples of each environment."""
+    """Return the examples played in each environment."""
     return {name: EXAMPLES[name] + TWENTY_QUESTIONS[name] for name in EXAMPLES}
 
 
 @pytest.fixture
 def example(request: pytest.FixtureRequest) -> Example:
-    """Return each agent in turn; a missing framework is an error."""
+    """Return each agent in turn. A missing framework is an error."""
     name = request.param
     is_file = (ROOT / "examples" / f"{name}.py").exists()
     home = importlib.import_module(name if is_file else "other_ways")
     framework = name.partition("_")[0]
-    agents = framework in ("dspy", "smolagents")  # whose scripted models are of their own
+    agents = framework in ("dspy", "smolagents")  # these have scripted models of their own
     script = importlib.import_module(f"{framework}_agent" if agents else home.__name__)
     model = getattr(script, "model", importlib.import_module("game").guess_with_tool)
     return Example(name, getattr(home, "agent" if is_file else name), model)
@@ -153,7 +153,7 @@ def example(request: pytest.FixtureRequest) -> Example:
 
 @pytest.fixture
 def player(request: pytest.FixtureRequest) -> ModuleType:
-    """Return the module of each player of Twenty Questions in turn."""
+    """Return the module of each Twenty Questions player in turn."""
     return importlib.import_module(request.param)
 
 
@@ -161,9 +161,9 @@ def player(request: pytest.FixtureRequest) -> ModuleType:
 def no_sockets(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[str]]:
-    """Fail on every connection, even to this machine, and on every name look-up.
+    """Fail on every connection, even to this machine, and on every name lookup.
 
-    Agents that ask for the rollout's address may connect only to it.
+    Agents that use the rollout's address may connect only to that address.
     """
     attempts: list[str] = []
     allowed = "127.0.0.1" if request.node.name.endswith("_over_loopback]") else None

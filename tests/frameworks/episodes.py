@@ -1,4 +1,4 @@
-"""Helpers of the tests of all examples."""
+"""Helpers shared by the tests of all examples."""
 
 import asyncio
 import json
@@ -26,12 +26,12 @@ def reward(trajectory: Trajectory) -> float:
 
 
 def by_rank(trajectories: list[Trajectory]) -> list[float]:
-    """Return different rewards, so that there is something to learn whatever the model says."""
+    """Return a different reward for each, so that there is something to learn in any case."""
     return [float(rank) for rank in range(len(trajectories))]
 
 
 def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> None:
-    """Assert that a step of ``rl.train.main`` with two tasks of two episodes trains something."""
+    """Assert that one step of ``rl.train.main`` with two episodes of two tasks trains the model."""
     builder = AgentDatasetBuilder(
         agent=agent,
         train_tasks=tasks,
@@ -39,7 +39,7 @@ def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> None:
         group_size=2,
         group_reward=by_rank,
         limits=RolloutLimits(max_turns=3),
-        # The tiny base has not learned to play, and frameworks may raise on what it writes.
+        # The tiny base has not learned to play, so frameworks may raise on its output.
         env_options={"on_agent_error": 0.0},
     )
     sizes: dict[str, Any] = {"max_tokens": 24, "max_steps": 1, "eval_every": 0, "save_every": 0}
@@ -49,7 +49,7 @@ def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> None:
         dataset_builder=builder,
         model_name=BASE_MODEL,
         renderer_name=BASE_RENDERER,
-        temperature=3.0,  # equal replies with opposite advantages leave no gradient
+        temperature=3.0,  # identical replies with opposite advantages would give no gradient
         log_path=str(folder / "log"),
         **sizes,
     )
@@ -63,20 +63,20 @@ def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> None:
 
 
 def threads_in_a_model_call() -> list[int]:
-    """Return the threads that wait for a reply of the policy."""
+    """Return the threads that are waiting for a reply from the policy."""
     stacks = {thread: walk_stack(frame) for thread, frame in sys._current_frames().items()}
     names = {t: {frame.f_code.co_name for frame, _ in stack} for t, stack in stacks.items()}
     return [thread for thread in names if "call_blocking" in names[thread]]
 
 
 def tasks_besides_this() -> list[str]:
-    """Return the loop's other tasks, without the one that LiteLLM keeps on every loop."""
+    """Return the other tasks on the loop, except the one that LiteLLM keeps on every loop."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     return [name for name in map(str, others) if "LoggingWorker._worker_loop" not in name]
 
 
 async def give_up_at_the_second_call(env: ChatAgentEnv, policy: ScriptedPolicy) -> None:
-    """Close an Env whose agent waits for its second reply; assert that nothing is left."""
+    """Close an Env whose agent is waiting for its second reply; assert that nothing is left."""
     prompt, stop = await env.initial_observation()
     result = await env.step((await policy(prompt, stop)).tokens)
     assert not result.episode_done
@@ -87,7 +87,7 @@ async def give_up_at_the_second_call(env: ChatAgentEnv, policy: ScriptedPolicy) 
     assert not env.is_running
     with pytest.raises(EnvClosedError):
         await env.step([0])
-    for _ in range(500):  # what the framework itself cancels takes a moment
+    for _ in range(500):  # tasks cancelled by the framework need a moment
         if not tasks_besides_this() and not threads_in_a_model_call():
             break
         await asyncio.sleep(0.01)
@@ -96,21 +96,21 @@ async def give_up_at_the_second_call(env: ChatAgentEnv, policy: ScriptedPolicy) 
 
 
 class Lockstep:
-    """Holds every reply back until all running episodes wait for one."""
+    """Holds back every reply until all running episodes are waiting for one."""
 
     def __init__(self, running: int) -> None:
         self.running = running
         self._waiting: list[asyncio.Future[None]] = []
 
     async def wait(self) -> None:
-        """Wait for all other episodes."""
+        """Wait until all other episodes are waiting, too."""
         mine = asyncio.get_running_loop().create_future()
         self._waiting.append(mine)
         self._release()
         await mine
 
     def leave(self) -> None:
-        """Note that an episode has ended."""
+        """Record that an episode has ended."""
         self.running -= 1
         self._release()
 
@@ -122,7 +122,7 @@ class Lockstep:
 
 
 class InStep(ScriptedPolicy):
-    """One episode's script, in lockstep with the others."""
+    """The script of one episode, in lockstep with the other episodes."""
 
     def __init__(self, model: Callable[[str], str], others: Lockstep) -> None:
         super().__init__(model)
@@ -138,7 +138,7 @@ class InStep(ScriptedPolicy):
 async def play_in_lockstep(
     agent: Callable[..., Any], model: Callable[[str], str], tasks: Sequence[Any]
 ) -> list[tuple[Trajectory, ScriptedPolicy]]:
-    """Play one episode per task, concurrently; return each with its policy, in order."""
+    """Play one episode per task concurrently; return each one with its policy, in order."""
     others = Lockstep(len(tasks))
 
     async def play(task: Any) -> tuple[Trajectory, ScriptedPolicy]:

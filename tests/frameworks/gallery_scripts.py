@@ -1,11 +1,11 @@
-"""Scripts of a model that solves the first task of each agent of the gallery, call by call."""
+"""Scripts for a model that solves the first task of each agent in the gallery, call by call."""
 
 import json
 from typing import Any
 
 
 def call(name: str, **arguments: Any) -> str:
-    """Return a tool call as the default renderer's model writes it."""
+    """Return a tool call in the format of the default renderer's model."""
     written = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{written}\n</tool_call>"
 
@@ -94,4 +94,4 @@ SCRIPTS = {
         "Buenos días\nBonjour",
     ],
 }
-"""Agent -> its replies; all calls together, in the order in which they come."""
+"""Agent -> its replies. All calls are in a single list, in the order in which they arrive."""

@@ -1,4 +1,4 @@
-"""The table of docs/gallery.md about the files of examples/gallery."""
+"""The table in docs/gallery.md that lists the files of examples/gallery."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ SECTION = re.compile(r"^# -- glue -+\n(.*)\Z", re.MULTILINE | re.DOTALL)
 
 
 def rows() -> dict[str, dict[str, str]]:
-    """Return every row whose first cell names a file: ``file.py``."""
+    """Return every row whose first cell is a file name: ``file.py``."""
     titles: list[str] = []
     found = {}
     for line in PAGE.read_text().splitlines():
@@ -24,9 +24,9 @@ def rows() -> dict[str, dict[str, str]]:
 
 
 def glue_lines(path: Path) -> int:
-    """Count the lines of glue between agent and evert, without blanks, docstrings and comments.
+    """Count the lines of glue code between agent and evert, without blanks, docstrings, comments.
 
-    Imports are not counted: an agent's are its own, and evert is not imported.
+    Imports are not counted: they belong to the agent, and evert is not imported.
     """
     text = path.read_text()
     section = SECTION.search(text)
@@ -39,7 +39,7 @@ def glue_lines(path: Path) -> int:
 
 
 def docstring_lines(text: str) -> set[int]:
-    """Return the numbers of the lines that belong to docstrings."""
+    """Return the numbers of the lines that are part of docstrings."""
     homes = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = set()
     for node in ast.walk(ast.parse(text)):

@@ -1,8 +1,8 @@
-"""The same game in other ways of the same frameworks: streaming, teams, flows, threads.
+"""The same game in other styles of the same frameworks: streaming, teams, flows, threads.
 
-Streams of the SDKs themselves are in ``tests/bridge/clients``.
-Each function is an agent as in examples/ and imports its framework itself, since no environment has
-all of them. ``OTHER_WAYS`` in conftest.py says which run where.
+``tests/bridge/clients`` covers streaming with the SDKs themselves. Each function is an agent, like
+those in examples/. It imports its framework itself, because no environment has all of them.
+``OTHER_WAYS`` in conftest.py says which of them run where.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ CHAT_TOOL = {"type": "function", "function": {**TOOL, "parameters": NUMBER}}
 
 
 def checking(game):
-    """The tool of a game."""
+    """Return the tool of a game."""
 
     def check_guess(number: int) -> str:
         """Check a guess."""
@@ -43,7 +43,7 @@ def _chat_openai(client):
 
 
 async def langchain_stream(client, task):
-    """Messages streamed out of the graph make the model stream too."""
+    """Streaming messages out of the graph makes the model stream, too."""
     from langchain.agents import create_agent
     from langchain_core.tools import tool
 
@@ -61,7 +61,7 @@ async def langchain_stream(client, task):
 
 
 async def langgraph_blocking_node(client, task):
-    """Blocking nodes of an async graph run in the event loop's default executor."""
+    """Blocking nodes of an async graph run in the default executor of the event loop."""
     from langchain_core.tools import tool
     from langgraph.graph import START, MessagesState, StateGraph
     from langgraph.prebuilt import ToolNode, tools_condition
@@ -82,11 +82,11 @@ async def langgraph_blocking_node(client, task):
     return game.reward
 
 
-# -- the others with openai 3 --------------------------------------------------------------------
+# -- other frameworks with openai 3 --------------------------------------------------------------
 
 
 async def openai_agents_stream(client, task):
-    """``Runner.run_streamed`` over chat completions."""
+    """``Runner.run_streamed`` with chat completions."""
     from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
 
     game = Game(task)
@@ -101,7 +101,7 @@ async def openai_agents_stream(client, task):
 
 
 async def _google_adk(model, game):
-    """ADK's own runner, which streams."""
+    """Play with ADK's own runner, which streams."""
     from google.adk.agents import LlmAgent, RunConfig
     from google.adk.agents.run_config import StreamingMode
     from google.adk.runners import InMemoryRunner
@@ -121,7 +121,7 @@ async def _google_adk(model, game):
 
 
 async def google_adk_taken_over(client, task):
-    """Gemini's streams, by a client that ADK builds itself."""
+    """Streaming from Gemini with a client that ADK creates itself."""
     from google.adk.models import Gemini
 
     model = Gemini(model=client.model, client_kwargs={"api_key": "unused"})
@@ -174,7 +174,7 @@ async def pydantic_ai_responses_stream(client, task):
 
 
 async def autogen_team(client, task):
-    """A team of one that streams; its actors are tasks of their own."""
+    """A team of one agent that streams. Its actors run in their own asyncio tasks."""
     import openai
     from autogen_agentchat.agents import AssistantAgent
     from autogen_agentchat.teams import RoundRobinGroupChat
@@ -204,7 +204,7 @@ async def autogen_team(client, task):
 
 
 async def smolagents_stream(client, task):
-    """A blocking framework inside of an async agent: ``asyncio.to_thread``. It streams."""
+    """A blocking, streaming framework inside an async agent, run with ``asyncio.to_thread``."""
     import openai
     from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
@@ -230,11 +230,11 @@ async def smolagents_stream(client, task):
     return game.reward
 
 
-# -- the others with openai 2 --------------------------------------------------------------------
+# -- other frameworks with openai 2 --------------------------------------------------------------
 
 
 async def litellm_messages_stream(client, task):
-    """A model of Anthropic's by its name: LiteLLM speaks their API, streamed, taken over."""
+    """LiteLLM chooses Anthropic's streaming API by the model's name; evert intercepts the calls."""
     import litellm
 
     game = Game(task)
@@ -261,7 +261,7 @@ async def litellm_messages_stream(client, task):
 
 
 async def crewai_stream(client, task):
-    """``akickoff``: blocking calls in threads of the event loop's default executor, streamed."""
+    """``akickoff`` streams blocking calls in threads of the event loop's default executor."""
     from crewai import LLM, Agent
     from crewai.tools import tool
 
@@ -277,7 +277,7 @@ async def crewai_stream(client, task):
 
 
 def _react(game, lm):
-    """DSPy's player, and the context in which it plays."""
+    """Return DSPy's player and the context in which it plays."""
     import dspy
 
     player = dspy.ReAct("rules -> number: int", tools=[checking(game)], max_iters=TURNS)
@@ -285,7 +285,7 @@ def _react(game, lm):
 
 
 def dspy_in_a_thread(client, task):
-    """The blocking call of a module, and the other engine, which is LiteLLM."""
+    """A blocking call of a module, with DSPy's other engine, LiteLLM."""
     import dspy
 
     game, options = Game(task), {"api_key": "unused", "cache": False, "num_retries": 0}
@@ -296,7 +296,7 @@ def dspy_in_a_thread(client, task):
 
 
 def dspy_own_engine_in_a_thread(client, task):
-    """The blocking call of a module by DSPy's own engine, as an unchanged program makes it."""
+    """A blocking call of a module with DSPy's own engine, as an unchanged program makes it."""
     import dspy
 
     game = Game(task)
@@ -307,7 +307,7 @@ def dspy_own_engine_in_a_thread(client, task):
 
 
 async def dspy_streamed(client, task):
-    """Streamed by DSPy's own engine, whose routers are given the rollout."""
+    """Streaming with DSPy's own engine, whose routers use the rollout's transport."""
     import dspy
     from dspy.clients.engines.lm15_engine import AsyncLM15Engine, LM15Engine
     from dspy.lm15 import RouterConfig
@@ -325,7 +325,7 @@ async def dspy_streamed(client, task):
 
 
 async def dspy_over_loopback(client, task):
-    """DSPy's own engine by an address, as from another process."""
+    """DSPy's own engine calls the rollout by its address, as from another process."""
     import dspy
 
     game, there = Game(task), {"api_base": client.base_url, "api_key": client.api_key}

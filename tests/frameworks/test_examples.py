@@ -1,4 +1,4 @@
-"""Every agent framework, unchanged, under the Cookbook, also unchanged."""
+"""Every agent framework, unchanged, under the unchanged Cookbook."""
 
 import asyncio
 import importlib.metadata
@@ -17,7 +17,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, ScriptedPolicy
 
-pytestmark = [  # of their own, and CrewAI's
+pytestmark = [  # from the frameworks, especially CrewAI
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ImportWarning"),
 ]
@@ -25,27 +25,27 @@ pytestmark = [  # of their own, and CrewAI's
 ROOT = Path(__file__).parent.parent.parent
 
 GUESSES = 5
-"""Until a bisection of 1..100 finds the number of ``game.TASK``."""
+"""Number of guesses until a bisection of 1..100 finds the target of ``game.TASK``."""
 
 WITHOUT_A_FRAMEWORK = {
     *("alphabet_sort", "calculator", "colours", "compression", "game", "gepa_prompt"),
     *("harbor_trial", "multiply", "reverse_text", "twenty_questions", "wordle"),
 }
-"""What the examples share, and those that tests/trainers, test_docs.py and tests/harbor play."""
+"""Modules shared by examples, and examples played by other tests."""
 
 DSPY = ["agent", "in_a_thread", "own_engine_in_a_thread", "streamed", "over_loopback"]
 STEPS = {f"dspy_{way}": GUESSES + 2 for way in DSPY}
 CALLS = {
-    "openai_sdk": GUESSES,  # ends with the right guess; the others make a last call
-    **STEPS,  # a call to finish, and one to write the answer
+    "openai_sdk": GUESSES,  # ends with the right guess, while the others make one more call
+    **STEPS,  # one more call to finish, and one to write the answer
 }
 DATA = {
-    "litellm_messages_stream": GUESSES + 1,  # puts a text of its own into messages without one
-    **STEPS,  # each step is a new prompt that tells the story so far
-    "smolagents_agent": GUESSES + 1,  # rewrites its history, both calls and results
+    "litellm_messages_stream": GUESSES + 1,  # adds text to messages that have none
+    **STEPS,  # each step is a new prompt that repeats the previous steps
+    "smolagents_agent": GUESSES + 1,  # rewrites both calls and results in its history
     "smolagents_stream": GUESSES + 1,
 }
-"""Training data of an episode, where it is not one."""
+"""Number of data per episode, where it is not one."""
 
 
 def test_the_environment_has_the_versions_of_its_requirement_file(environment: str) -> None:
@@ -64,7 +64,7 @@ def test_every_example_is_played_in_some_environment_and_shadows_no_package(
     assert not files & ({*importlib.metadata.packages_distributions()} | sys.stdlib_module_names)
 
 
-def test_the_guard_sees_every_attempt_to_connect(no_sockets: list[str]) -> None:
+def test_the_guard_sees_every_connection_attempt(no_sockets: list[str]) -> None:
     here = ("127.0.0.1", 9)
     with socket.socket() as inside:
         for connect in (
@@ -110,7 +110,7 @@ def test_the_cookbook_trains_the_example(example: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_sockets")
-async def test_giving_up_an_episode_at_its_second_call_leaves_nothing(example: Any) -> None:
+async def test_cancelling_an_episode_at_its_second_call_leaves_nothing_behind(example: Any) -> None:
     env = ChatAgentEnv(example.agent, TASK)
 
     await give_up_at_the_second_call(env, ScriptedPolicy(example.model))

@@ -1,4 +1,4 @@
-"""The rollout's answers and errors, as users of the frameworks see them."""
+"""The rollout's responses and errors, as seen by users of the frameworks."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from evert import AgentError, ChatAgentEnv, ScriptedPolicy
 from evert.trainers.engine.common.network import no_network
 
-pytestmark = [  # of their own
+pytestmark = [  # from the frameworks
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ImportWarning"),
 ]
@@ -76,12 +76,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("confident", CONFIDENT[environment], ids=lambda one: one.__name__)
 
 
-async def test_a_call_to_another_model_is_an_error_that_names_both(stranger: Any) -> None:
+async def test_the_error_for_a_call_to_another_model_names_both_models(stranger: Any) -> None:
     with no_network(), pytest.raises(AgentError) as caught:
         await ChatAgentEnv(stranger).initial_observation()
 
     assert "Connection error" not in str(caught.value)
-    assert "The agent asked for 'gpt-5.2'; the policy is called 'policy'." in str(caught.value)
+    assert "The agent requested 'gpt-5.2'; the policy is called 'policy'." in str(caught.value)
     assert "policy_names='gpt-5.2'" in str(caught.value)
 
 

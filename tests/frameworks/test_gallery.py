@@ -21,21 +21,21 @@ from tinker_cookbook.rl.types import Trajectory
 
 from evert import ChatAgentGroupBuilder, ScriptedPolicy
 
-pytestmark = [  # the agents' and their frameworks' own
+pytestmark = [  # warnings of the agents and their frameworks
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ImportWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
 PROGRAMS = ("programs/node_modules/.bin", "aider/bin")
-"""Where, in .frameworks, the agents are that are programs."""
+"""Folders in .frameworks that contain the program-based agents."""
 PATH = os.pathsep.join(
     [*(str(ROOT / ".frameworks" / folder) for folder in PROGRAMS), os.environ["PATH"]]
 )
 TASKS = "train_tasks="
 QUICK = (
     "steps=2 batch_size=1 group_size=2 max_tokens=24 eval_every=0 device=cpu "
-    # Rewards that differ, whatever the model says.
+    # This makes rewards differ, whatever the model says.
     "cookbook.dataset_builder.group_reward=episodes:by_rank"
 )
 
@@ -48,13 +48,13 @@ def command(module: ModuleType) -> list[str]:
 
 
 def options(module: ModuleType) -> dict[str, Any]:
-    """Return that command's settings of the agent's model names as options of an Env."""
+    """Return the ``policy_names`` of that command as an Env option."""
     names = [word.split("policy_names=")[1] for word in command(module) if "policy_names=" in word]
     return {"policy_names": names[0].split(",")} if names else {}
 
 
 async def play(module: ModuleType) -> tuple[Trajectory, float, ScriptedPolicy]:
-    """Play the first task as training does."""
+    """Play the first task the way training does."""
     policy = ScriptedPolicy(SCRIPTS[module.__name__])
     [tasks] = [word.removeprefix(TASKS) for word in command(module) if word.startswith(TASKS)]
     task = pkgutil.resolve_name(tasks)[0]
@@ -64,12 +64,12 @@ async def play(module: ModuleType) -> tuple[Trajectory, float, ScriptedPolicy]:
     return group.trajectories_G[0], group.get_total_rewards()[0], policy
 
 
-async def test_a_public_agent_plays_with_the_calls_and_data_of_the_table(
+async def test_a_public_agent_makes_the_calls_and_data_listed_in_the_table(
     public: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if public not in PUBLIC["programs"]:
         request.getfixturevalue("no_sockets")
-    monkeypatch.chdir(tmp_path)  # some write files
+    monkeypatch.chdir(tmp_path)  # some agents write files
     monkeypatch.setenv("PATH", PATH)
     module = importlib.import_module(public)
     trajectory, reward, policy = await play(module)
@@ -80,15 +80,15 @@ async def test_a_public_agent_plays_with_the_calls_and_data_of_the_table(
     assert sorted(sampled) == sorted(policy.actions)
     calls, data = len(sampled), len(trajectory_to_data(trajectory, 1.0))
     assert rows()[public]["calls, data"] == f"{calls}, {data}"
-    metrics = trajectory.transitions[-1].metrics  # a second agent, or a handoff, is no drift
+    metrics = trajectory.transitions[-1].metrics  # handoffs and calls by other agents are not drift
     rewritten = sum(metrics.get(f"drift/{cause}", 0) for cause in ("history", "tools"))
-    assert rewritten == (public == "text_to_sql")  # it tells its history in its own words
+    assert rewritten == (public == "text_to_sql")  # it rephrases its history
 
 
 def test_the_command_trains_a_public_agent_for_two_steps(public: str, tmp_path: Path) -> None:
     program, *words = command(importlib.import_module(public))
     here = os.pathsep.join([str(GALLERY), str(Path(__file__).parent)])
-    left_out = ("OPENAI_API_KEY", "PYTHONDONTWRITEBYTECODE")  # as a newcomer has none of them
+    left_out = ("OPENAI_API_KEY", "PYTHONDONTWRITEBYTECODE")  # a new user has not set these
     environment = {key: value for key, value in os.environ.items() if key not in left_out}
     run = subprocess.run(
         [str(Path(sys.executable).parent / program), *words, *QUICK.split(), "log_path=run"],

@@ -1,4 +1,4 @@
-"""Google's Agent Development Kit: unchanged agents, on the default model."""
+"""Google's Agent Development Kit: unchanged agents with the default model."""
 
 import re
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from evert import ChatAgentEnv, ScriptedPolicy
 
 pytestmark = [
     pytest.mark.usefixtures("no_sockets"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # ADK's of itself
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # ADK's own
 ]
 
 DEFAULTS = ("gemini-2.5-flash", "gemini-3.5-flash")
-"""The models that ``Gemini()`` and an ``LlmAgent`` without a model ask for."""
+"""The models requested by ``Gemini()`` and by an ``LlmAgent`` without a model."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def with_some_key(environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def run(agent: Any, text: str) -> list[Any]:
-    """Return the events of an ADK agent that gets a message."""
+    """Send a message to an ADK agent and return its events."""
     from google.adk.agents import RunConfig
     from google.adk.runners import InMemoryRunner
     from google.genai import types
@@ -76,7 +76,7 @@ async def test_an_unchanged_adk_agent_plays(agent: Callable[..., Any]) -> None:
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
 
 
-async def test_an_agent_used_as_a_tool_of_another_is_the_policy_too() -> None:
+async def test_an_agent_used_as_a_tool_of_another_agent_is_also_the_policy() -> None:
     from google.adk.agents import LlmAgent
     from google.adk.tools.agent_tool import AgentTool
 

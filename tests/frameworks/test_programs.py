@@ -1,4 +1,4 @@
-"""Real programs as agents, over the loopback server, made by ``evert.agents``."""
+"""Real programs as agents, created with ``evert.agents`` and connected over loopback."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ END"""
 
 
 def program(path: str) -> str:
-    """Return the path of an installed program; a missing one is a failure."""
+    """Return the path of an installed program. A missing one is a failure."""
     assert (FRAMEWORKS / path).exists(), f"{path} is missing: run `make frameworks`"
     return str(FRAMEWORKS / path)
 
@@ -95,7 +95,7 @@ async def play(
     return trajectory, trajectory.transitions[-1]
 
 
-async def test_a_node_script_with_the_npm_sdk_plays_an_episode(tmp_path: Path) -> None:
+async def test_a_node_script_using_the_npm_sdk_plays_an_episode(tmp_path: Path) -> None:
     assert (PROGRAMS / "node_modules" / "openai").exists(), "run `make frameworks`"
     (tmp_path / "node_modules").symlink_to(PROGRAMS / "node_modules")
     (tmp_path / "game.mjs").write_text(GAME)
@@ -117,7 +117,7 @@ FIXES: list[tuple[Any, list[str], int]] = [
     (codex_of_npm, [*(call("exec_command", cmd=c) for c in ("cat calc.py", PATCH)), "Done."], 3000),
     (gemini, [call("read_file", file_path="calc.py"), REPLACE, "Done."], 5000),
 ]
-"""A program, what its model says, and more tokens than its lean prompt has."""
+"""A program, its model's replies, and a token count between the lean prompt and the full one."""
 WHOLE_FILE = ["calc.py\n```\ndef add(a, b):\n    return a + b\n```\n"]
 
 
@@ -132,8 +132,8 @@ async def test_a_program_fixes_a_file(
     assert last.reward == 1.0, last.logs
     assert last.logs["stdout"] == "Done.\n"
     assert last.metrics["tools/calls"] == 2
-    assert len(trajectory.transitions) == 3  # no title, no summary
-    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # though Claude Code adds `replace_all`
+    assert len(trajectory.transitions) == 3  # no calls for a title or a summary
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # although Claude adds `replace_all`
     assert last.metrics.get("drift/completed_arguments", 0) == (ready is claude)
     assert ready is not gemini or last.metrics["drift"] == 0
     assert (trajectory.transitions[0].ob.length < short) is lean
@@ -161,8 +161,8 @@ async def test_aider_fixes_a_file() -> None:
 
     assert last.reward == 1.0, last.logs
     assert "Applied edit to calc.py" in str(last.logs["stdout"])
-    assert "raw.githubusercontent.com" not in str(last.logs["stdout"])  # no look for prices
-    assert len(trajectory.transitions) == 1  # no message of a commit
+    assert "raw.githubusercontent.com" not in str(last.logs["stdout"])  # no download of prices
+    assert len(trajectory.transitions) == 1  # no call for a commit message
 
 
 async def test_programs_may_use_only_the_allowed_tools() -> None:
@@ -180,7 +180,9 @@ async def test_programs_may_use_only_the_allowed_tools() -> None:
 
 
 @pytest.mark.parametrize("ready", [claude, codex_of_npm, gemini, aider_of_pypi])
-async def test_a_tasks_text_is_never_a_command_of_the_program(ready: Any, tmp_path: Path) -> None:
+async def test_the_text_of_a_task_is_never_run_as_a_command_of_the_program(
+    ready: Any, tmp_path: Path
+) -> None:
     (tmp_path / "mine").write_text("what nobody is to read")
     prompts: list[str] = []
 
@@ -188,7 +190,7 @@ async def test_a_tasks_text_is_never_a_command_of_the_program(ready: Any, tmp_pa
         prompts.append(prompt)
         return "Done."
 
-    agent = ready("{task}", files={"calc.py": "x = 1\n"}, sandbox=False)  # where it could
+    agent = ready("{task}", files={"calc.py": "x = 1\n"}, sandbox=False)  # no sandbox, so it could
     texts = [f"/run touch {tmp_path}/ran", f"!touch {tmp_path}/ran", "/help", "/init", "-"]
     for text in [*texts, f"@{tmp_path}/mine"]:
         before = len(prompts)
@@ -199,14 +201,14 @@ async def test_a_tasks_text_is_never_a_command_of_the_program(ready: Any, tmp_pa
     assert not any("what nobody is to read" in prompt for prompt in prompts)
 
 
-async def test_the_error_of_a_program_that_fails_at_its_start_has_its_output() -> None:
+async def test_the_error_for_a_program_that_fails_at_startup_has_its_output() -> None:
     agents = [
         claude("Go.", arguments=["--no-such-flag"]),
         codex_of_npm("Go.", arguments=["--no-such-flag"]),
         aider_of_pypi("Go.", arguments=["--no-such-flag"]),
     ]
     for agent in agents:
-        with pytest.raises(AgentError, match="before it made a model call.*--no-such-flag"):
+        with pytest.raises(AgentError, match="before it called the model.*--no-such-flag"):
             await ChatAgentEnv(agent).initial_observation()
 
 

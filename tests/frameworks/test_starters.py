@@ -1,4 +1,4 @@
-"""The folders of ``evert init`` whose SDKs are in these environments."""
+"""Folders created by ``evert init`` for SDKs that are in these environments."""
 
 import importlib.util
 import subprocess

@@ -1,8 +1,9 @@
-"""tau2-bench under evert: equal replies earn what they earn under the benchmark's own runner.
+"""tau2-bench under evert: equal replies earn the same as in the benchmark's own runner.
 
-The benchmark is the checkout that ``TAU2_BENCH`` names. Both roles are scripted, once behind the
+The benchmark is the checkout in ``TAU2_BENCH``. Both roles are scripted, once behind the
 benchmark's own ``run_tasks``, as an HTTP API that LiteLLM calls, and once as tokens under evert,
-all at once: every task earns the same, and an episode is one datum of what was sampled.
+where all tasks run concurrently. Every task must earn the same, and an episode must be a single
+datum with exactly the sampled tokens.
 """
 
 import asyncio
@@ -43,14 +44,14 @@ TASKS = {
 
 Calls = tuple[tuple[str, dict[str, Any]], ...]
 Reply = str | Calls
-"""What a model says: words, or tool calls by name and arguments."""
+"""A reply of a model: text, or tool calls by name and arguments."""
 
 STOP = "###STOP###"
 
 
 @dataclass(frozen=True)
 class Script:
-    """The replies of each of the benchmark's models in one task, in order."""
+    """The replies of each model of the benchmark in one task, in order."""
 
     agent: tuple[Reply, ...] = ()
     user: tuple[Reply, ...] = ()
@@ -58,7 +59,7 @@ class Script:
 
 
 def acting(task: Task, actions: Sequence[Action], *, met: bool = True) -> Script:
-    """Return a script in which each role does its own ``actions`` in order, and the task ends."""
+    """Return a script in which each role performs its ``actions`` in order until the task ends."""
     said: dict[str, list[Reply]] = {"assistant": [], "user": ["Hello, I need help."]}
     turn = "assistant"
     for action in actions:
@@ -94,7 +95,7 @@ def without_any(task: Task) -> Script:
 
 
 def mistaken(task: Task) -> Script:
-    """Return a script with a changed text in the arguments of the last possible action."""
+    """Return a script with one text changed in the arguments of the last action that has one."""
     actions = golden(task)
     for place in reversed(range(len(actions))):
         texts = [key for key, value in actions[place].arguments.items() if isinstance(value, str)]
@@ -117,7 +118,7 @@ def several_at_once(task: Task) -> Script:
 
 
 def hung_up(task: Task) -> Script:
-    """Return a script in which the customer leaves before the agent's first reply."""
+    """Return a script in which the customer hangs up before the agent's first reply."""
     return Script(user=(STOP,), judge=whole(task).judge)
 
 
@@ -131,7 +132,7 @@ def criteria(task: Task) -> Any:
 
 
 def golden(task: Task) -> list[Action]:
-    """Return the actions that the benchmark expects."""
+    """Return the actions expected by the benchmark."""
     return list(criteria(task).actions or [])
 
 
@@ -140,7 +141,7 @@ def benchmark_task(task: dict[str, str]) -> Task:
 
 
 def plays(domain: str) -> list[tuple[dict[str, str], Script]]:
-    """Return every task of a domain with a script: right, or wrong in each way in turn."""
+    """Pair every task of a domain with a script, cycling through correct and wrong ones."""
     return [
         (task, WAYS[number % len(WAYS)](benchmark_task(task)))
         for number, task in enumerate(TASKS[domain])
@@ -151,7 +152,7 @@ def plays(domain: str) -> list[tuple[dict[str, str], Script]]:
 
 
 class ScriptedApi:
-    """OpenAI's chat completions, answered from a script by the model's name."""
+    """A mock of OpenAI's chat completions API with scripted replies for each model."""
 
     def __init__(self, replies: dict[str, Iterable[Reply]]) -> None:
         self._replies = {model: iter(said) for model, said in replies.items()}
@@ -184,7 +185,7 @@ class ScriptedApi:
 def rewarded_by_the_benchmark(
     task: dict[str, str], said: Script, monkeypatch: pytest.MonkeyPatch
 ) -> float | None:
-    """Return the reward of ``tau2 run`` for a scripted task; None if it fails."""
+    """Return the reward that ``tau2 run`` gives a scripted task, or None if it fails."""
     api = ScriptedApi({"agent": said.agent, "user": said.user, JUDGE: said.judge})
     once: dict[str, Any] = {"num_retries": 0}
     names: dict[str, Any] = {"llm_agent": "openai/agent", "llm_user": "openai/user"}
@@ -203,7 +204,7 @@ def rewarded_by_the_benchmark(
 
 
 def as_text(reply: Reply) -> str:
-    """Return a reply as the default renderer's model writes it."""
+    """Return a reply in the format of the default renderer's model."""
     if isinstance(reply, str):
         return reply
     written = [json.dumps({"name": name, "arguments": said}) for name, said in reply]
@@ -215,12 +216,12 @@ def model(replies: Iterable[Reply]) -> ScriptedPolicy:
 
 
 def models(said: Script) -> dict[str, ScriptedPolicy]:
-    """Return the scripted models of a task, by model name."""
+    """Return the scripted models of a task by name."""
     return {"agent": model(said.agent), "user": model(said.user), JUDGE: model(said.judge)}
 
 
 async def played(task: dict[str, str], said: Script) -> Trajectory:
-    """Play an episode with the agent as the policy; assert that it is one exact datum."""
+    """Play an episode with the agent as the policy; assert that it is a single, exact datum."""
     others = models(said)
     policy = others.pop("agent")
     env = ChatAgentEnv(tau2_bench.agent, task, models=others)
@@ -239,7 +240,7 @@ async def customer_played(task: dict[str, str], said: Script) -> Trajectory:
 
 
 async def both_played(task: dict[str, str], said: Script) -> list[Trajectory]:
-    """Play an episode with two seats, the agent's first."""
+    """Play an episode with two seats, of which the agent is the first."""
     others = models(said)
     policies = [others.pop("agent"), others.pop("user")]
     envs = seat_envs(tau2_bench.agent_and_user, ("agent", "user"), task, models=others)
@@ -248,7 +249,7 @@ async def both_played(task: dict[str, str], said: Script) -> list[Trajectory]:
 
 
 async def rewarded_by_evert(task: dict[str, str], said: Script) -> float | None:
-    """Return the reward of an episode; None if the benchmark fails in it."""
+    """Return the reward of an episode, or None if the benchmark fails in it."""
     try:
         return reward(await played(task, said))
     except AgentError:
@@ -281,7 +282,7 @@ async def test_every_task_earns_the_reward_of_the_benchmarks_own_runner(
 
 @pytest.mark.parametrize("domain", TASKS)
 async def test_scripts_with_the_benchmarks_expected_actions_earn_one(domain: str) -> None:
-    """Otherwise the rewards above could be equal because nothing ever worked."""
+    """Without this test, the rewards above could be equal just because nothing ever worked."""
     for task in TASKS[domain][:2]:
         trajectory = await played(task, whole(benchmark_task(task)))
 
@@ -291,7 +292,7 @@ async def test_scripts_with_the_benchmarks_expected_actions_earn_one(domain: str
 # -- roles ------------------------------------------------------------------------------------
 
 
-async def test_the_reward_is_equal_with_the_agent_the_customer_or_both_as_policy() -> None:
+async def test_the_reward_does_not_depend_on_which_roles_are_the_policy() -> None:
     for task, said in plays("telecom")[:4]:
         as_agent = await played(task, said)
         as_customer = await customer_played(task, said)
@@ -303,10 +304,12 @@ async def test_the_reward_is_equal_with_the_agent_the_customer_or_both_as_policy
         assert len(as_customer.transitions) == len(customers.transitions) == len(said.user)
 
 
-# -- what is seen -----------------------------------------------------------------------------
+# -- metrics and logs -------------------------------------------------------------------------
 
 
-async def test_the_parts_of_the_reward_are_metrics_and_the_end_is_logged() -> None:
+async def test_the_components_of_the_reward_are_metrics_and_the_reason_for_the_end_is_logged() -> (
+    None
+):
     task = TASKS["retail"][0]
     trajectory = await played(task, without_any(benchmark_task(task)))
 
@@ -316,10 +319,10 @@ async def test_the_parts_of_the_reward_are_metrics_and_the_end_is_logged() -> No
     assert last.logs["ended"] == "user_stop"
 
 
-# -- cut short --------------------------------------------------------------------------------
+# -- cancellation -----------------------------------------------------------------------------
 
 
-async def test_giving_up_an_episode_at_its_second_call_leaves_nothing() -> None:
+async def test_cancelling_an_episode_at_its_second_call_leaves_nothing_behind() -> None:
     task = TASKS["telecom"][0]
     said = models(whole(benchmark_task(task)))
     policy = said.pop("agent")
@@ -330,14 +333,14 @@ async def test_giving_up_an_episode_at_its_second_call_leaves_nothing() -> None:
 # -- commands ---------------------------------------------------------------------------------
 
 SHORT = ["on_agent_error=0.0", "max_tokens=16", "limits.max_turns=3", "device=cpu", "threads=1"]
-"""What keeps episodes of the tiny base short."""
+"""Keeps episodes of the tiny base short."""
 
 CUSTOMER = ["models.user=evert-tiny", "models.user.max_tokens=16"]
 BOTH = ["tasks.plays=both"]
 
 
 def train(folder: Path, *settings: str) -> int:
-    """Train for two steps from the command line; return the exit status."""
+    """Train for two steps from the command line and return the exit status."""
     sizes = ["steps=2", "batch_size=2", "group_size=2", f"log_path={folder}"]
     return evert_command(["train", *settings, *sizes, *SHORT])
 

@@ -1,4 +1,4 @@
-"""Twenty Questions in CrewAI and LangGraph: the plain agent's game, equally trainable."""
+"""Twenty Questions in CrewAI and LangGraph: the plain agent's game, and just as trainable."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from evert.envs.twenty_questions.search import KnowledgeSearch
 
 pytestmark = [
     pytest.mark.usefixtures("no_sockets"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the frameworks' own
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from the frameworks
     pytest.mark.filterwarnings("ignore::ImportWarning"),
 ]
 
@@ -57,16 +57,16 @@ GAMES: dict[str, tuple[dict[str, Any], list[str] | Callable[[str], str]]] = {
     "six searches at once, until patience ends": (SEARCH, [f"{STRIPED}\n" * 6, RIGHT]),
     "a search with a thought": (SEARCH, [f"Let me look.\n{STRIPED}", RIGHT]),
 }  # fmt: skip
-"""Options of a player, and what its model says."""
+"""Options of a player, and its model's replies."""
 
 EDITED = (
     "with an empty reply", "a search with a thought", "six searches at once, until patience ends"
 )  # fmt: skip
-"""Where CrewAI leaves something out of its history, so that another datum begins."""
+"""Games in which CrewAI drops something from its history, which starts another datum."""
 
 
 def player_of(module: ModuleType, **options: Any) -> Any:
-    """Return a player of the module with other parts than the shipped ones."""
+    """Return a player of the module with different components."""
     return type(module.agent)(**options)
 
 
@@ -76,7 +76,7 @@ async def played(agent: Any, replies: Any, task: Task = ZEBRA) -> tuple[Trajecto
 
 
 def game_of(trajectory: Trajectory) -> dict[str, Any]:
-    """Return everything logged about a game: transcript, score, numbers, and each question."""
+    """Return everything logged about a game: transcript, score, counts, and each question."""
     last = trajectory.transitions[-1]
     notes = [turn.logs["question"] for turn in trajectory.transitions if "question" in turn.logs]
     numbers = ("found", "questions", "not_told", "searches")
@@ -107,7 +107,7 @@ async def test_a_script_plays_the_same_game_as_the_plain_agent(
     assert not langgraph or policy.prompts == shown.prompts
 
 
-async def test_the_prompt_has_category_number_and_history_but_never_the_noun(
+async def test_the_prompt_has_the_category_number_and_history_but_never_the_noun(
     player: ModuleType,
 ) -> None:
     _, policy = await played(player.agent, ["Is it a bird?", "Is it alive?", RIGHT])
@@ -123,7 +123,7 @@ async def test_the_prompt_has_category_number_and_history_but_never_the_noun(
 async def test_a_prompt_that_is_too_long_ends_only_its_game(player: ModuleType) -> None:
     limits = RolloutLimits(max_trajectory_tokens=400)
     env = ChatAgentEnv(player.agent, ZEBRA, limits=limits, on_agent_error=-1.0)
-    # CrewAI ends with a SystemExit that does not say where it comes from: an error of the agent.
+    # CrewAI raises a SystemExit that hides its cause, so this counts as an agent error.
     hides_the_cause = player.__name__ == "twenty_questions_crewai"
     trajectory = await do_single_rollout(ScriptedPolicy(lambda _: "Is it a bird?"), env)
 
@@ -132,7 +132,7 @@ async def test_a_prompt_that_is_too_long_ends_only_its_game(player: ModuleType) 
     assert trajectory.stop_reason == ("agent_error" if hides_the_cause else "max_tokens")
 
 
-async def test_another_answerer_may_be_given(player: ModuleType) -> None:
+async def test_another_answerer_can_be_used(player: ModuleType) -> None:
     class Flatterer:
         async def answer(self, noun: Noun, question: str) -> Answer:
             return Answer("yes", correct=True, brief_reason=f"{noun.answer}, {question}")
@@ -146,7 +146,7 @@ async def test_another_answerer_may_be_given(player: ModuleType) -> None:
 async def test_a_player_that_only_searches_loses_its_questions(player: ModuleType) -> None:
     agent = player_of(player, **SEARCH, rules=Rules(max_questions=2))
 
-    def only_search(prompt: str) -> str:  # as long as it may: CrewAI takes the tool away at last
+    def only_search(prompt: str) -> str:  # until CrewAI takes the tool away
         return "" if "absolute BEST Final answer" in prompt[-300:] else STRIPED
 
     trajectory, _ = await played(agent, only_search)
@@ -171,21 +171,21 @@ def test_the_cookbook_trains_the_player(player: ModuleType, tmp_path: Path) -> N
     train_one_step(f"{player.__name__}:agent", TRAIN_TASKS[:2], tmp_path)
 
 
-# -- giving up, and many at once --------------------------------------------------------------
+# -- cancellation and concurrency -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reply", ["Is it a bird?", STRIPED], ids=["in a question", "in a search"])
-async def test_giving_up_a_game_at_its_second_call_leaves_nothing(
+async def test_cancelling_a_game_at_its_second_call_leaves_nothing_behind(
     player: ModuleType, reply: str
 ) -> None:
-    await played(player.agent, [RIGHT])  # what the framework keeps for good is there
+    await played(player.agent, [RIGHT])  # creates everything that the framework never releases
     before = set(threading.enumerate())
     env = ChatAgentEnv(player_of(player, **SEARCH), ZEBRA)
     await give_up_at_the_second_call(env, ScriptedPolicy([reply]))
 
     for _ in range(500):
         names = [thread.name for thread in set(threading.enumerate()) - before]
-        left = [name for name in names if not name.startswith("CrewAI")]  # its bus of events
+        left = [name for name in names if not name.startswith("CrewAI")]  # CrewAI's event bus
         if not left:
             break
         await asyncio.sleep(0.01)
@@ -202,11 +202,11 @@ async def test_concurrent_games_are_not_mixed_up(player: ModuleType) -> None:
         assert [turn.ac.tokens for turn in trajectory.transitions] == policy.actions
 
 
-# -- a chat model that answers ----------------------------------------------------------------
+# -- a chat model as the answerer -------------------------------------------------------------
 
 
 class Judge(MessageCompleter):
-    """A frozen model with scripted replies that records its requests."""
+    """A frozen model with scripted replies that records the requests it receives."""
 
     def __init__(self, *replies: str) -> None:
         self.replies = list(replies)
@@ -226,7 +226,7 @@ async def judged(player: ModuleType, judge: Judge, replies: list[str]) -> Trajec
     return await do_single_rollout(ScriptedPolicy(replies), env)
 
 
-async def test_a_frozen_chat_model_answers_without_a_transition(player: ModuleType) -> None:
+async def test_the_answers_of_a_frozen_chat_model_are_not_transitions(player: ModuleType) -> None:
     judge = Judge(verdict("It has no wings.", "no"), verdict("Named.", "yes", correct=True))
     trajectory = await judged(player, judge, ["Is it a bird?", RIGHT])
 

@@ -1,4 +1,4 @@
-"""Harbor agents for these tests: one that runs lines, and some that are programs."""
+"""Harbor agents for these tests: one that runs command lines, and some that are programs."""
 
 import asyncio
 import subprocess
@@ -21,7 +21,7 @@ with web.urlopen(web.Request(url, body, head)) as reply:
 
 
 class Typist(BaseAgent):
-    """Runs lines in the environment, and records the results."""
+    """Runs command lines in the environment and records the results."""
 
     seen: ClassVar[list[ExecResult]] = []
 
@@ -45,7 +45,7 @@ class Typist(BaseAgent):
 
 
 class Elsewhere(BaseAgent):
-    """A program outside the environment that calls the model at its given address."""
+    """A program outside the environment that calls the model at the address it is given."""
 
     asked: ClassVar[list[str]] = []
 
@@ -70,14 +70,14 @@ class Elsewhere(BaseAgent):
 
 
 class Program(BaseInstalledAgent):
-    """A program in the environment that asks the model for a line and runs it."""
+    """A program in the environment that asks the model for a command line and runs it."""
 
     @staticmethod
     def name() -> str:
         return "program"
 
     async def install(self, environment: Any) -> None:
-        """Do nothing, because the program needs only this machine's Python."""
+        """Do nothing, because the program only needs this machine's Python."""
 
     async def run(self, instruction: str, environment: Any, context: Any) -> None:
         asked = {"PROGRAM": ASK, "TASK": instruction}

@@ -1,9 +1,9 @@
-"""``evert.harbor``, with Harbor itself and a script for the model.
+"""``evert.harbor``, tested with Harbor itself and a scripted model.
 
     .frameworks/harbor/bin/python -m pytest tests/harbor --environment harbor
 
-``frameworks/make_environment.py harbor`` makes the environment. Without ``--environment`` nothing
-here is collected: Harbor is not in .venv.
+``frameworks/make_environment.py harbor`` creates the environment. Harbor is not installed in .venv,
+so without ``--environment`` none of these tests is collected.
 """
 
 import json
@@ -21,7 +21,7 @@ WARNINGS = (
     "Task.checksum will be deprecated:DeprecationWarning",
     "Items? .* using the `ReadOnly` qualifier:UserWarning",
 )
-"""Of Harbor's own calls, and of a package that it loads."""
+"""Warnings from Harbor's own calls, and from a package that it imports."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,23 +49,23 @@ HALF = {
     "tidy-folder": "find work -empty -delete",
     "unpack-notes": "zcat -f notes/* > found.txt",
 }
-"""Task -> a line that does it in part."""
+"""Task -> a command line that partially solves it."""
 
 
 def turn(*keys: str, done: bool = False) -> str:
-    """Return a reply to terminus-2: lines to type, or that the task is done."""
+    """Return a reply for terminus-2: either lines to type, or that the task is done."""
     commands = [{"keystrokes": f"{line}\n", "duration": 0.3} for line in keys]
     said = {"analysis": TYPED if keys else "", "plan": "", "commands": commands}
     return json.dumps({**said, "task_complete": done})
 
 
 def solution(task: Path) -> str:
-    """Return the lines of a task's own solution, without the shebang."""
+    """Return the lines of a task's reference solution, without the shebang."""
     return (task / "solution" / "solve.sh").read_text().partition("\n")[2]
 
 
 def wrong(task: Path) -> str:
-    """Return a line that writes a wrong result."""
+    """Return a command line that writes a wrong result."""
     [artifact] = tomllib.loads((task / "task.toml").read_text())["artifacts"]
     return f"rm -rf {artifact}; echo wrong > {artifact}"
 
@@ -76,7 +76,7 @@ def instruction(task: Path) -> str:
 
 
 def typing(lines: Callable[[Path], str]) -> Callable[[str], str]:
-    """Return a policy that types lines for the task, then says and confirms that it is done."""
+    """Return a policy that types lines for the task, and then says and confirms that it is done."""
 
     def say(prompt: str) -> str:
         if TYPED in prompt:
@@ -88,7 +88,7 @@ def typing(lines: Callable[[Path], str]) -> Callable[[str], str]:
 
 
 def idler(prompt: str) -> str:
-    """Say at once that the task is done."""
+    """Say immediately that the task is done."""
     return turn(done=True)
 
 
@@ -100,4 +100,4 @@ SCRIPTS = {
     "wrong": typing(wrong),
     "giving up": idler,
 }
-"""What the model says in trials of terminus-2."""
+"""What the model replies in trials of terminus-2."""

@@ -1,7 +1,7 @@
-"""Harbor's agents that are programs, with the programs themselves, in the sandbox.
+"""Harbor's program-based agents, running the actual programs in the sandbox.
 
 ``frameworks/make_programs.py`` and ``frameworks/make_environment.py aider`` install them. ``make
-nightly`` plays them all, ``make harbor`` two.
+nightly`` runs all of them, and ``make harbor`` only two.
 """
 
 import json
@@ -38,7 +38,7 @@ SHELLS = {
     "opencode": ("bash", "command"),
     "qwen-coder": ("run_shell_command", "command"),
 }
-"""Agent -> its tool that runs a line, and what it calls the line."""
+"""Agent -> its tool that runs a command line, and the name of that argument."""
 
 AGENTS = ["aider", *SHELLS]
 BY_DAY = ["claude-code", "mini-swe-agent"]
@@ -46,13 +46,13 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 def options(name: str) -> dict[str, Any]:
-    """Return options with the agent's program, and its short form if there is one."""
+    """Return options with the agent's program, and with its lean variant if it has one."""
     folder = {"aider": AIDER, "mini-swe-agent": HERE}.get(name, NPM)
     return {"installed": str(folder), "lean": name in LEAN}
 
 
 def solving(name: str) -> list[str]:
-    """Return replies that solve the task: a call of the agent's tool, or a file for aider."""
+    """Return replies that solve the task: a tool call, or a file for aider."""
     if name == "aider":
         return ["count.txt\n```\n4\n```"]
     tool, argument = SHELLS[name]
@@ -74,7 +74,7 @@ async def test_a_real_agent_solves_a_task_in_one_conversation(name: str) -> None
 
 
 def roomy(folder: Path) -> Path:
-    """Copy the smallest base, trained on 8k tokens of context, with a context of 64k."""
+    """Copy the smallest base with a context of 64k tokens; it was trained on 8k."""
     shutil.copytree(Path(evert.__file__).parent / "bases/evert-tiny", folder)
     config = json.loads((folder / "config.json").read_text())
     config["max_position_embeddings"] = 65536
@@ -84,7 +84,7 @@ def roomy(folder: Path) -> Path:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", each(AGENTS, by_day=[]))
-def test_two_steps_are_trained_with_a_real_agent(name: str, tmp_path: Path) -> None:
+def test_a_real_agent_is_trained_for_two_steps(name: str, tmp_path: Path) -> None:
     tasks = {"id": f"harbor:{TASKS}", "environment": "bubblewrap", "agent": name}
     run = evert.train(
         tasks={**tasks, **options(name)},
@@ -101,12 +101,12 @@ def test_two_steps_are_trained_with_a_real_agent(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("agent", "more", "message"),
     [
-        ("codex", {"installed": "nowhere"}, "installed= names '.*/nowhere', but there is no such"),
-        ("codex", {"installed": HERE, "environment": "docker"}, "it needs environment=bubblewrap"),
-        ("aider", {"lean": True}, "'aider', which has no shorter prompt.*for claude-code, c"),
+        ("codex", {"installed": "nowhere"}, "installed='.*/nowhere': this folder does not exist"),
+        ("codex", {"installed": HERE, "environment": "docker"}, "requires environment=bubblewrap"),
+        ("aider", {"lean": True}, "not supported by the agent 'aider', only by claude-code, c"),
     ],
 )
-def test_an_agent_whose_program_or_short_form_is_unavailable_is_refused(
+def test_an_agent_whose_program_or_lean_variant_is_unavailable_is_refused(
     agent: str, more: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidAgentError, match=message):

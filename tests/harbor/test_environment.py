@@ -1,4 +1,4 @@
-"""``Bubblewrap``: what a task's agent sees, does and leaves; which tasks it supports."""
+"""``Bubblewrap``: what an agent can see, do and leave behind, and which tasks are supported."""
 
 import ctypes
 import shutil
@@ -22,15 +22,15 @@ TASK = TASKS / "sum-csv"
 
 
 async def typed(*lines: str, task: Path = TASK, **options: Any) -> list[tuple[int, str]]:
-    """Run lines in an environment; return the status and output of each."""
+    """Run command lines in an environment; return the status and output of each one."""
     agent = {"import_path": "tests.harbor.agents:Typist", "kwargs": {"lines": [*lines]}}
     env = ChatAgentEnv(HarborAgent(agent, "bubblewrap", **options), str(task))
-    await env.initial_observation()  # no call is made
+    await env.initial_observation()  # the agent makes no call
     await env.close()
     return [(one.return_code, (one.stdout + one.stderr).strip()) for one in Typist.seen]
 
 
-async def test_a_line_runs_in_the_tasks_folder_and_its_background_processes_continue() -> None:
+async def test_a_line_runs_in_the_tasks_folder_and_its_background_processes_keep_running() -> None:
     assert await typed(
         "pwd; ls; echo $HOME",
         "(while true; do date > /tmp/now; sleep 0.05; done) &",
@@ -50,7 +50,7 @@ async def test_a_line_runs_in_the_tasks_folder_and_its_background_processes_cont
     ]
 
 
-async def test_an_agent_reaches_neither_the_verifier_nor_this_machine(tmp_path: Path) -> None:
+async def test_an_agent_can_access_neither_the_verifier_nor_this_machine(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("of this machine")
     session, name = ctypes.c_long(-3), tmp_path.name
     ctypes.CDLL(None).syscall(ADD_KEY, b"user", name.encode(), b"key", 3, session)
@@ -86,7 +86,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("what", LEFT)
-async def test_leftovers_of_an_agent_cannot_earn_a_reward(what: str) -> None:
+async def test_files_and_processes_left_by_an_agent_cannot_earn_a_reward(what: str) -> None:
     agent = {"import_path": "tests.harbor.agents:Typist", "kwargs": {"lines": [LEFT[what]]}}
     env = ChatAgentEnv(HarborAgent(agent, "bubblewrap"), str(TASK))
     ended = await env.initial_observation()
@@ -102,13 +102,13 @@ async def test_an_agent_that_kills_the_sandbox_fails() -> None:
 
 
 def copied(task: Path, more: str) -> Path:
-    """Copy the task, with an addition to its ``task.toml``."""
+    """Copy the task, with additional lines in its ``task.toml``."""
     shutil.copytree(TASK, task)
     (task / "task.toml").write_text(f"{(task / 'task.toml').read_text()}\n{more}")
     return task
 
 
-async def test_a_program_without_a_network_still_reaches_the_model(tmp_path: Path) -> None:
+async def test_a_program_without_network_access_can_still_call_the_model(tmp_path: Path) -> None:
     task = copied(tmp_path / "offline", '[environment]\nnetwork_mode = "no-network"\n')
     agent = HarborAgent("tests.harbor.agents:Program", environment="bubblewrap")
     played = await play(agent, solution(TASK), task=str(task))
@@ -122,9 +122,9 @@ async def test_a_program_without_a_network_still_reaches_the_model(tmp_path: Pat
     [
         (
             {"kwargs": {"readonly": ["/nowhere"]}},
-            r"readonly= names /nowhere, which does not exist",
+            r"the readonly= path /nowhere does not exist",
         ),
-        ({"mounts": [{"type": "bind", "source": "/x", "target": "/y"}]}, "takes no mounts="),
+        ({"mounts": [{"type": "bind", "source": "/x", "target": "/y"}]}, "has no mounts="),
     ],
 )
 async def test_an_unsupported_option_of_the_sandbox_is_refused(fields: Any, message: str) -> None:
@@ -133,7 +133,7 @@ async def test_an_unsupported_option_of_the_sandbox_is_refused(fields: Any, mess
         await play(agent, task=str(TASK))
 
 
-async def test_a_program_that_does_not_reach_its_first_call_fails() -> None:
+async def test_a_program_that_makes_no_call_fails() -> None:
     agent = {"import_path": "tests.harbor.agents:Program", "env": {"PATH": "/nowhere"}}
     said = "ended before its agent called the model: NonZeroAgentExitCodeError"
     with pytest.raises(AgentError, match=said):
@@ -149,7 +149,7 @@ def plan(folder: Path, dockerfile: str, **config: Any) -> ImagePlan:
     return ImagePlan.of("mine", folder, EnvironmentConfig(**config))
 
 
-def test_a_dockerfiles_files_and_variables_are_in_the_sandbox(tmp_path: Path) -> None:
+def test_files_and_variables_of_a_dockerfile_are_in_the_sandbox(tmp_path: Path) -> None:
     (tmp_path / "environment").mkdir()
     read = plan(
         tmp_path / "environment",
@@ -192,20 +192,20 @@ def test_a_dockerfiles_files_and_variables_are_in_the_sandbox(tmp_path: Path) ->
         ("FROM debian\nWORKDIR /usr/src", {}, "the workdir at /usr/src, which the sandbox"),
         ("FROM debian\nENV A='1", {}, "ENV A='1: No closing quotation"),
         ("FROM debian\nCOPY", {}, "COPY: not enough values"),
-        ("FROM debian\nCOPY up /app/", {}, r"COPY up, with a link that leads elsewhere"),
-        ("FROM debian\nCOPY away /app/", {}, r"COPY away, with a link that leads elsewhere"),
-        ("FROM debian\nCOPY to-up /app/", {}, r"COPY to-up, with a link that leads elsewhere"),
+        ("FROM debian\nCOPY up /app/", {}, r"COPY up, with a link that leads outside"),
+        ("FROM debian\nCOPY away /app/", {}, r"COPY away, with a link that leads outside"),
+        ("FROM debian\nCOPY to-up /app/", {}, r"COPY to-up, with a link that leads outside"),
         ("FROM debian\nENV PATH=/opt/x:$PATH", {}, r"ENV PATH=/opt/x:\$PATH"),
         ("FROM debian\nWORKDIR $HOME", {}, r"WORKDIR \$HOME"),
     ],
 )
-def test_a_task_that_needs_an_image_is_refused_by_name(
+def test_the_error_names_a_task_that_needs_an_image(
     dockerfile: str, config: dict[str, Any], what: str, tmp_path: Path
 ) -> None:
     for name, leads in (("up", "../files"), ("away", "/tmp")):
         (tmp_path / name / "inner").mkdir(parents=True)
         (tmp_path / name / "inner/link").symlink_to(leads)
     (tmp_path / "to-up").symlink_to("up")
-    advice = r".*The task mine needs an image .*Run it in a container \(environment=docker"
+    advice = r".*The task mine needs an image .*Run the task in a container \(environment=docker"
     with pytest.raises(SandboxBuildFailedError, match=f"(?s)(?={advice}).*{what}"):
         plan(tmp_path, dockerfile, **config)

@@ -1,4 +1,4 @@
-"""ATIF: Harbor's own models read what evert writes, and evert reads what Harbor's agents write."""
+"""ATIF: Harbor's models can read evert's files, and evert can read those of Harbor's agents."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Task folders and options: names, held-out tasks, and errors before heavy imports."""
+"""Task folders and options: names, held-out tasks, and errors raised before heavy imports."""
 
 import shlex
 import subprocess
@@ -36,7 +36,7 @@ def test_the_held_out_tasks_are_reproducible() -> None:
     assert HarborAgent.tasks(TASKS / "sum-csv") == [str(TASKS / "sum-csv")]
 
 
-def test_a_run_names_agent_and_tasks_by_paths_and_can_be_resumed() -> None:
+def test_a_run_refers_to_its_agent_and_tasks_by_path_and_can_be_resumed() -> None:
     agent = {"name": "terminus-2", "kwargs": {"max_turns": 3}}
     more: dict[str, Any] = {"agent": agent, "timeout_multiplier": 2.0}
     settings = read_train_settings({"tasks": {**GIVEN, **more}}, {})
@@ -80,7 +80,7 @@ def test_the_command_lines_of_the_harbor_page_are_valid() -> None:
         ({"environment": {"type": "dokcer"}}, "no environment 'dokcer'"),
         ({"timeout": 3}, "no field of TrialConfig 'timeout'. Did you mean 'timeout_multiplier'"),
         ({"trial_name": "mine"}, "no field of TrialConfig 'trial_name'"),
-        ({"serve_address": "trainer:8443"}, "expected the URL at which an agent reaches this"),
+        ({"serve_address": "trainer:8443"}, "expected a URL that agents can use to reach this"),
         ({"timeout_multiplier": "often"}, "timeout_multiplier: Input should be a valid number"),
         ({"agent": {"name": "aider", "env": 3}}, "env: Input should be a valid dictionary"),
     ],
@@ -94,8 +94,8 @@ def test_unknown_agents_and_options_are_refused(given: dict[str, Any], message: 
     ("path", "held_out", "message"),
     [
         ("nowhere", None, "There is no folder 'nowhere' with Harbor tasks"),
-        ("docs", None, r"docs has no Harbor tasks; expected folders with a task\.toml"),
-        (TASKS, 10, "held_out=10: .* has 10 tasks; expected a smaller number, 0 or more"),
+        ("docs", None, r"docs has no Harbor tasks; expected folders that contain a task\.toml"),
+        (TASKS, 10, "held_out=10: .* has 10 tasks; expected at least 0 and less"),
         (TASKS, "two", "held_out='two'"),
     ],
 )
@@ -116,7 +116,7 @@ print("loaded", *heavy & {{*sys.modules}})
 """
 
 
-def test_a_typing_error_is_refused_before_heavy_imports() -> None:
+def test_a_typo_is_reported_before_heavy_imports() -> None:
     for wrong in ({"id": "harbor:nowhere"}, {**GIVEN, "agent": "terminus"}, {**GIVEN, "turns": 3}):
         code = CHECK.format(given=wrong)
         said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
@@ -129,11 +129,13 @@ UNLED = {
     "eve": "needs a package", "nop": None, "oracle": None, "fabric": "needs an extra",
     "langgraph": "needs a graph", "rovodev-cli": None,
 }  # fmt: skip
-"""Agents of Harbor's that no endpoint can be given to by a name alone; None: that take none."""
+"""Harbor agents that need more than a name to be given an endpoint. None: they accept none."""
 
 
 @pytest.mark.parametrize("name", [n for n in AgentFactory.registered_names() if n not in UNLED])
-def test_each_of_harbors_agents_gets_the_episodes_address(name: str, tmp_path: Path) -> None:
+def test_each_of_harbors_agents_receives_the_address_of_the_episode(
+    name: str, tmp_path: Path
+) -> None:
     from harbor.models.trial.config import AgentConfig
 
     address = Address("http://127.0.0.1:9", "http://127.0.0.1:9/v1", "the key")
@@ -150,8 +152,8 @@ def test_each_of_harbors_agents_gets_the_episodes_address(name: str, tmp_path: P
 @pytest.mark.parametrize(
     ("agent", "options", "message"),
     [
-        ("devin", {}, "Harbor's agent 'devin' supports only its vendor's models"),
-        ("mini-swe-agent", {}, "Give an address of this machine, such as host='172.17.0.1'"),
+        ("devin", {}, "The Harbor agent 'devin' only supports its vendor's models"),
+        ("mini-swe-agent", {}, "Pass an address of this machine, such as host='172.17.0.1'"),
     ],
 )
 async def test_an_agent_that_cannot_reach_the_episode_is_refused(

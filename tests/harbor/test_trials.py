@@ -1,9 +1,9 @@
-"""Harbor trials as agents: their tokens, rewards and ends.
+"""Harbor trials as agents: their tokens, their rewards and how they end.
 
-1. Rewards equal those of Harbor's own runner, with the same script for the model.
-2. Each call is a transition with the sampled tokens; a conversation is one lineage.
-3. Harbor's time limits and errors keep their messages.
-4. An episode that is given up ends its trial, and leaves nothing behind.
+1. Rewards equal those of Harbor's own runner with the same scripted model.
+2. Each call is a transition with the sampled tokens, and a conversation is one lineage.
+3. Time limits and errors of Harbor keep their messages.
+4. A cancelled episode stops its trial and leaves nothing behind.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ ALL = sorted(path.name for path in TASKS.iterdir())
 TERMINUS = HarborAgent("terminus-2", environment="bubblewrap")
 
 IN_PART = {"rank-scores": 0.5, "replace-address": 0.67, "search-log": 0.5}
-"""What half a solution earns, where it earns anything."""
+"""The reward of each half solution that earns something."""
 
 PARTS = ("target_tokens", "mask")
 
 
 async def by_harbor(say: Any, folder: Path) -> dict[str, dict[str, float]]:
-    """Return the rewards of all tasks in Harbor's own job, with the script at an endpoint."""
+    """Return the rewards of all tasks in a Harbor job, with the script served at an endpoint."""
     with served_chat(say) as url:
         agent = {
             "name": "terminus-2", "model_name": "openai/policy", "base_url": url,
@@ -63,13 +63,13 @@ async def by_harbor(say: Any, folder: Path) -> dict[str, dict[str, float]]:
 
 
 async def by_evert(say: Any, name: str) -> tuple[Trajectory, ScriptedPolicy]:
-    """Play a trial under evert; return it with its policy."""
+    """Play a trial under evert; return the trajectory and its policy."""
     policy = ScriptedPolicy(say)
     return await do_single_rollout(policy, ChatAgentEnv(TERMINUS, str(TASKS / name))), policy
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-async def test_rewards_equal_those_of_harbors_runner_and_tokens_the_sampled_ones(
+async def test_rewards_equal_those_of_harbors_runner_and_tokens_are_the_sampled_ones(
     script: str, tmp_path: Path
 ) -> None:
     theirs = await by_harbor(SCRIPTS[script], tmp_path)
@@ -101,19 +101,19 @@ async def test_each_call_is_a_transition_with_the_sampled_tokens() -> None:
         assert after.ob.to_ints()[: len(before)] == before
 
 
-async def test_an_agent_elsewhere_uses_the_public_address() -> None:
+async def test_an_agent_outside_the_environment_uses_the_public_address() -> None:
     port = free_port()
     public = f"http://127.0.0.2:{port}"
     agent = HarborAgent(
         "tests.harbor.agents:Elsewhere", "bubblewrap",
         host=f"0.0.0.0:{port}", serve_address=f"{public}/",
     )  # fmt: skip
-    for _ in range(2):  # the port is the next episode's, too
+    for _ in range(2):  # the second episode reuses the port
         played = await play(agent, solution(TASKS / "sum-csv"), task=str(TASKS / "sum-csv"))
         assert (reward(played), Elsewhere.asked) == (1.0, [f"{public}/v1"])
 
 
-async def test_one_part_of_harbors_reward_may_be_the_episodes_reward() -> None:
+async def test_a_single_part_of_harbors_reward_can_be_the_reward_of_the_episode() -> None:
     half = HarborAgent("terminus-2", environment="bubblewrap", reward="host")
     said = [turn("echo dog 7 > answer.txt"), turn(done=True), turn(done=True)]
     played = await play(half, *said, task=str(TASKS / "search-log"))
@@ -121,7 +121,7 @@ async def test_one_part_of_harbors_reward_may_be_the_episodes_reward() -> None:
     last = played.transitions[-1].metrics
     assert (reward(played), last["reward/host"], last["reward/reward"]) == (1.0, 1.0, 0.5)
     other = HarborAgent("terminus-2", environment="bubblewrap", reward="hosts")
-    with pytest.raises(AgentError, match=r"gave the rewards \['reward', 'host'\]; expected one"):
+    with pytest.raises(AgentError, match=r"returned the rewards \['reward', 'host'\]; exp"):
         await play(other, *said, task=str(TASKS / "search-log"))
 
 
@@ -129,7 +129,9 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-async def test_an_agents_time_limit_is_harbors_and_its_work_is_verified(tmp_path: Path) -> None:
+async def test_harbors_time_limit_ends_an_agent_and_its_work_is_still_verified(
+    tmp_path: Path,
+) -> None:
     slow = json.loads(turn(*solution(TASKS / "sum-csv").splitlines(), "sleep 60"))
     slow["commands"][-1]["duration"] = 60
     agent = HarborAgent(
@@ -171,15 +173,15 @@ def broken(folder: Path, name: str, content: str | None) -> str:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("task.toml", "[agent", "The task .*/broken is broken: TOMLDecodeError"),
+        ("task.toml", "[agent", "The task .*/broken is invalid: TOMLDecodeError"),
         (
             "tests/test.sh",
             None,
-            r"is broken: FileNotFoundError: .* does not contain tests/test\.sh",
+            r"is invalid: FileNotFoundError: .* does not contain tests/test\.sh",
         ),
     ],
 )
-async def test_a_broken_task_is_named_at_once(
+async def test_a_broken_task_is_reported_immediately(
     name: str, content: str | None, message: str, tmp_path: Path
 ) -> None:
     folder = broken(tmp_path / "tasks/broken", name, content)
@@ -227,7 +229,7 @@ async def test_a_truncated_reply_is_retried_until_a_limit_ends_the_episode() -> 
 
 
 def left(temporary: Path) -> tuple[set[str], set[int], set[str]]:
-    """Return the present folders, processes and tasks."""
+    """Return the current folders, processes and asyncio tasks."""
     folders = {path.name for path in temporary.iterdir()}
     children = {each.pid for each in psutil.Process().children(recursive=True)}
     tasks = {each.get_name() for each in asyncio.all_tasks() if "LoggingWorker" not in repr(each)}
@@ -235,11 +237,11 @@ def left(temporary: Path) -> tuple[set[str], set[int], set[str]]:
 
 
 @pytest.mark.parametrize("turns", [0, 1])
-async def test_a_trial_that_is_given_up_leaves_nothing_behind(
+async def test_a_cancelled_trial_leaves_nothing_behind(
     turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    await play(TERMINUS, idler, task=str(TASKS / "sum-csv"))  # what is loaded once
+    await play(TERMINUS, idler, task=str(TASKS / "sum-csv"))  # loads everything that stays loaded
     before = left(tmp_path)
     env = ChatAgentEnv(TERMINUS, str(TASKS / "sum-csv"))
     observation, stop = await env.initial_observation()

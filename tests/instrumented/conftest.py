@@ -1,9 +1,9 @@
-"""Instrumented agents, with the real instrumentations and exporters in memory.
+"""Tests of instrumented agents, with real instrumentations and in-memory exporters.
 
     .frameworks/instrumented/bin/python -m pytest tests/instrumented --environment instrumented
 
-``frameworks/make_environment.py instrumented`` makes the environment. Without ``--environment``
-nothing here is collected: the instrumentations are not in .venv.
+``frameworks/make_environment.py instrumented`` creates the environment. Without ``--environment``,
+these tests are not collected, because the instrumentations are not installed in .venv.
 """
 
 import pytest
@@ -13,7 +13,7 @@ HERE = "instrumented"
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("environment") == HERE:
-        config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning")  # of theirs
+        config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning")  # from dependencies
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:

@@ -1,7 +1,7 @@
-"""An instrumented agent has the same spans under evert as with a server of the same replies.
+"""An instrumented agent emits the same spans with evert as with an ordinary server.
 
-Each agent is played by evert first, and records its replies. Then it runs without evert, against a
-server on this machine that gives the same replies to the same requests.
+evert first plays each agent, which records its replies. The agent then runs without evert, against
+a local server that gives the same replies to the same requests.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from tests.kit import calling, play, tool, user
 MODEL, ADD = "policy", tool("add")
 WAYS = ("taken over", "taken over, async", "client.openai_sync", "client.openai, async")
 Replies = dict[str, Any]
-"""Request -> what was answered: a completion, or the chunks of a stream."""
+"""Maps each request to its response: a completion or the chunks of a stream."""
 
 
 def key(body: Mapping[str, Any]) -> str:
@@ -32,7 +32,7 @@ def key(body: Mapping[str, Any]) -> str:
 
 
 def reply(prompt: str) -> str:
-    """Return the policy's reply."""
+    """Return the policy's reply to a prompt."""
     return calling("add", a=1) if "1 + 1?" in prompt and "response" not in prompt else "Two."
 
 
@@ -40,7 +40,7 @@ def reply(prompt: str) -> str:
 
 
 def blocking(sdk: openai.OpenAI, tracer: Tracer, replies: Replies) -> None:
-    """Make a tool call and send its result, each in the agent's own span, then stream a reply."""
+    """Make a tool call, send its result in a separate span, then stream a reply."""
     with tracer.start_as_current_span("agent"):
         asked: list[Any] = [user("1 + 1?")]
         first = sdk.chat.completions.create(model=MODEL, messages=asked, tools=[ADD])
@@ -80,7 +80,7 @@ async def concurrent(sdk: openai.AsyncOpenAI, tracer: Tracer, replies: Replies) 
 
 
 def by_evert(way: str, url: str, tracer: Tracer, replies: Replies) -> None:
-    """Play an agent, with its own client or with the rollout's."""
+    """Play an agent that uses its own client or evert's."""
 
     def builds_its_client() -> float:
         blocking(openai.OpenAI(base_url=url, api_key="none"), tracer, replies)
@@ -117,7 +117,7 @@ def without_evert(way: str, url: str, tracer: Tracer) -> None:
 
 @contextmanager
 def served(replies: Replies, bodies: list[Any]) -> Iterator[str]:
-    """Serve these replies; yield the URL. ``bodies`` collects the requests."""
+    """Serve these replies and yield the URL. Request bodies are appended to ``bodies``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -189,14 +189,14 @@ INSTRUMENTATIONS: dict[str, Instrumented] = {
 TIMES = ("time", "duration", "timestamp")
 TOOK = r"took [\d.]+s"
 PLACES = ("server.", "url", "api_base", "base_url")
-"""Parts of the names of attributes: of the clock, and of the server's address."""
+"""Parts of the names of attributes that depend on the time or on the server's address."""
 
 GROWING = {"opentelemetry": ("gen_ai.output.messages",)}
-"""Attributes that repeat the texts of earlier streams of the process, with or without evert."""
+"""Attributes that repeat texts from earlier streams in the same process, even without evert."""
 
 
 def tree(spans: tuple[ReadableSpan, ...], without: tuple[str, ...]) -> list[Any]:
-    """Return each span's name, parents' names, kind, status, attributes and events."""
+    """Return the name, parents' names, kind, status, attributes and events of each span."""
     by_id = {span.context.span_id: span for span in spans}
 
     def kept(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def tree(spans: tuple[ReadableSpan, ...], without: tuple[str, ...]) -> list[Any]
 def instrumented(
     request: pytest.FixtureRequest,
 ) -> Iterator[tuple[str, InMemorySpanExporter, Tracer]]:
-    """Install an instrumentation once for all its tests, because two leave wrappers behind."""
+    """Install an instrumentation once for all its tests, because some leave wrappers behind."""
     exporter = InMemorySpanExporter()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
@@ -229,7 +229,7 @@ def instrumented(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_spans_under_evert_equal_those_without_it(
+def test_the_spans_with_evert_equal_those_without_it(
     way: str, instrumented: tuple[str, InMemorySpanExporter, Tracer]
 ) -> None:
     name, exporter, tracer = instrumented

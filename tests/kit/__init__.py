@@ -1,17 +1,17 @@
-"""One kit for all tests.
+"""Helpers shared by all tests.
 
 ``messages``
-    Messages and tools of the Chat Completions API, and replies of the default renderer's policy.
+    Chat Completions messages and tools, and replies in the default renderer's format.
 ``agents``
-    Model calls, and small agents.
+    Model calls and small agents.
 ``playing``
-    ``play`` an agent's episode, ``play_group``, ``start`` an Env; what a trajectory earned.
+    ``play`` an episode, ``play_group``, ``start`` an Env, and rewards of trajectories.
 ``renderers``
-    Renderers of every family, and tokenizers of chat templates, on the shipped vocabulary.
+    Renderers of all families with the shipped vocabulary.
 ``serving``
-    Loopback servers, and free ports.
+    Loopback servers and free ports.
 ``fixtures``
-    Short names for pytest's fixtures, words of messages, conditions to wait for or skip without.
+    Short names for pytest fixtures, ``assert_says``, ``until`` and ``needs_sandbox``.
 """
 
 from tests.kit.agents import ask, ask_blocking, asks, asks_blocking, call, talker

@@ -1,4 +1,4 @@
-"""Model calls, and small agents."""
+"""Model calls and small agents."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -13,37 +13,37 @@ def _messages(messages: tuple[str | dict[str, Any], ...]) -> list[Any]:
 
 
 async def call(client: AgentClient, *messages: str | dict[str, Any], **fields: Any) -> Any:
-    """Make a call; return its completion. A text is a user message; the default is "Hi"."""
+    """Make a call and return the completion. Strings are user messages (default: "Hi")."""
     return await client.chat.completions.create(messages=_messages(messages), **fields)
 
 
 async def ask(client: AgentClient, *messages: str | dict[str, Any], **fields: Any) -> str:
-    """Make a call; return the text of its reply, or "" if it has none."""
+    """Make a call and return the text of the reply, or "" if there is no text."""
     return (await call(client, *messages, **fields)).choices[0].message.content or ""
 
 
 def ask_blocking(
     client: BlockingAgentClient, *messages: str | dict[str, Any], **fields: Any
 ) -> str:
-    """Do the same as ``ask`` in an agent that is a plain function."""
+    """Like ``ask``, for sync agents."""
     completion = client.chat.completions.create(messages=_messages(messages), **fields)
     return completion.choices[0].message.content or ""
 
 
 async def asks(client: AgentClient) -> float:
-    """Make one call."""
+    """An agent that makes one call."""
     await ask(client)
     return 1.0
 
 
 def asks_blocking(client: BlockingAgentClient) -> float:
-    """Make one call in a plain function."""
+    """A sync agent that makes one call."""
     ask_blocking(client)
     return 1.0
 
 
 def talker(turns: int, reward: float = 1.0) -> Callable[..., Coroutine[Any, Any, float]]:
-    """Return an agent that continues one conversation for some turns, whatever its task."""
+    """Return an agent that holds one conversation for some turns, with or without a task."""
 
     async def agent(client: AgentClient, task: object = None) -> float:
         messages = [user("Hi")]

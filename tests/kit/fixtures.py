@@ -1,4 +1,4 @@
-"""Short names for pytest's fixtures, and conditions to wait for or to skip without."""
+"""Short names for pytest fixtures, and a few common assertions, waits and skips."""
 
 import asyncio
 import os
@@ -14,19 +14,19 @@ Logs = pytest.LogCaptureFixture
 
 
 async def until(is_so: Callable[[], object]) -> None:
-    """Wait for a condition, up to a minute."""
+    """Wait up to a minute for a condition."""
     async with asyncio.timeout(60):
-        while not is_so():  # noqa: ASYNC110 (nobody tells when)
+        while not is_so():  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.005)
 
 
 def assert_says(message: object, *words: str) -> None:
-    """Assert that a message has these words, such as the setting, the value, what to do."""
+    """Assert that a message contains these words, such as the setting, the value and the advice."""
     assert [text for text in words if text not in str(message)] == []
 
 
 def needs_sandbox() -> None:
-    """Skip a test without a sandbox, or fail it if ``EVERT_SANDBOX=required``."""
+    """Skip the test if there is no sandbox, or fail it if ``EVERT_SANDBOX=required``."""
     if problem := sandbox_problem():
         if os.environ.get("EVERT_SANDBOX") == "required":
             pytest.fail(problem)

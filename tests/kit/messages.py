@@ -1,4 +1,4 @@
-"""Messages and tools of the Chat Completions API, and replies of the default renderer's policy."""
+"""Chat Completions messages and tools, and replies in the default renderer's format."""
 
 import json
 from typing import Any
@@ -19,18 +19,18 @@ def assistant(text: str) -> dict[str, Any]:
 
 
 def tool(name: str, **fields: Any) -> dict[str, Any]:
-    """Return a tool that takes any object; ``fields`` go to its function."""
+    """Return a tool that accepts any object. ``fields`` are added to its function."""
     function = {"name": name, "parameters": {"type": "object"}, **fields}
     return {"type": "function", "function": function}
 
 
 def calling(name: str, **arguments: Any) -> str:
-    """Return the text with which the default renderer's policy calls a tool."""
+    """Return the text of a tool call in the default renderer's format."""
     body = json.dumps({"name": name, "arguments": arguments})
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
 def tokens_of(text: str) -> list[int]:
-    """Return the tokens of a complete reply of the default renderer's policy."""
+    """Return the tokens of a complete reply, including the default renderer's end token."""
     renderer = prompt_renderer(None)
     return renderer.encode(text) + renderer.end_tokens[:1]

@@ -1,4 +1,4 @@
-"""Play an agent with a scripted policy, as the Cookbook does; rewards of a trajectory."""
+"""Play agents with a scripted policy and the Cookbook's runner, and check their trajectories."""
 
 import inspect
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Reply = str | Callable[[str], str]
 
 
 def policy_of(*replies: Reply, **options: Any) -> ScriptedPolicy:
-    """Return a policy with these replies in turn, or a function of each prompt, or "Fine."."""
+    """Return a policy with these replies or a function of the prompt (default: always "Fine.")."""
     if replies and callable(replies[0]):
         return ScriptedPolicy(replies[0], **options)
     return ScriptedPolicy([str(reply) for reply in replies] or (lambda prompt: "Fine."), **options)
@@ -38,7 +38,7 @@ def _completer(script: tuple[Reply | TokenCompleter, ...], **options: Any) -> To
 
 
 class Numbered(ScriptedPolicy):
-    """A policy whose tokens all have different log-probabilities, which ``logprobs`` collects."""
+    """A policy that gives each token a different log-probability and collects them."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -53,8 +53,8 @@ class Numbered(ScriptedPolicy):
 
 
 async def play(agent: Any, *script: Reply | TokenCompleter, **options: Any) -> Trajectory:
-    """Play an episode with a policy or its replies; ``options`` are ``ChatAgentEnv``'s, including
-    ``task``."""
+    """Play an episode with a policy or with scripted replies. ``options`` are passed to
+    ``ChatAgentEnv``, including ``task``."""
     policy = _completer(script, renderer=options.get("renderer"))
     return await do_single_rollout(policy, ChatAgentEnv(agent, **options))
 
@@ -62,7 +62,7 @@ async def play(agent: Any, *script: Reply | TokenCompleter, **options: Any) -> T
 async def play_group(
     agent: Any, size: int, *script: Reply | TokenCompleter, strategy: Any = None, **options: Any
 ) -> TrajectoryGroup:
-    """Play a group as ``play`` does; ``options`` are ``ChatAgentGroupBuilder``'s."""
+    """Like ``play``, for a group. ``options`` are passed to ``ChatAgentGroupBuilder``."""
     builder = ChatAgentGroupBuilder(agent, group_size=size, **options)
     return await do_group_rollout(builder, _completer(script), strategy)
 
@@ -74,7 +74,7 @@ async def play_recorded(
     runner: Callable[..., Any] = do_single_rollout,
     **options: Any,
 ) -> tuple[RolloutRecord, Trajectory]:
-    """Play as ``play`` does; return the record in ``rollouts.jsonl`` and the trajectory."""
+    """Like ``play``, but also record to ``rollouts.jsonl``. Returns the record and trajectory."""
     recorder = Recorder(folder / "rollouts.jsonl")
     env = recorder.watch(ChatAgentEnv(agent, **options))
     trajectory = await runner(_completer(script, renderer=options.get("renderer")), env)
@@ -83,22 +83,22 @@ async def play_recorded(
 
 
 async def start(agent: Any, *task: Any, **options: Any) -> ChatAgentEnv:
-    """Return an Env whose agent waits for its first reply, or has ended without a call."""
+    """Start an episode. Its agent now waits for its first reply, or has ended without a call."""
     env = ChatAgentEnv(agent, *task, **options)
     await env.initial_observation()
     return env
 
 
 async def play_without_a_call(agent: Any, **options: Any) -> None:
-    """Play an agent that asserts for itself and never calls the policy."""
+    """Play an agent that never calls the policy and returns 1.0 after its assertions."""
     end: Any = await ChatAgentEnv(agent, **options).initial_observation()
     assert end.reward == 1.0
 
 
 def as_agent(*script: Reply, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Turn an agent with assertions into a test; all parameters but ``client`` are fixtures.
+    """Turn an agent with assertions into a test. All parameters except ``client`` are fixtures.
 
-    Without a script the policy is never called.
+    Without a script, the agent must not call the policy.
     """
 
     def test_of(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,7 +128,7 @@ def as_agent(*script: Reply, **options: Any) -> Callable[[Callable[..., Any]], C
 
 
 def assert_extends(trajectory: Trajectory) -> None:
-    """Assert that each prompt begins with the last one and its exact sampled tokens."""
+    """Assert that each prompt starts with the previous prompt and its exact sampled tokens."""
     for before, after in zip(trajectory.transitions, trajectory.transitions[1:], strict=False):
         prefix = before.ob.to_ints() + before.ac.tokens
         assert after.ob.to_ints()[: len(prefix)] == prefix

@@ -1,4 +1,4 @@
-"""Loopback servers, and free ports."""
+"""Loopback servers and free ports."""
 
 import json
 import socket
@@ -11,7 +11,7 @@ from aiohttp import web
 
 @asynccontextmanager
 async def served(path: str, answer: Any, method: str = "*") -> AsyncIterator[str]:
-    """Serve one path, or all with ``{path:.*}``; yield the address."""
+    """Serve a path (all paths: ``/{path:.*}``) and yield the server's address."""
     app = web.Application()
     app.router.add_route(method, path, answer)
     runner = web.AppRunner(app)
@@ -24,7 +24,7 @@ async def served(path: str, answer: Any, method: str = "*") -> AsyncIterator[str
 
 
 class Elsewhere:
-    """A server with OpenAI's chat completions API."""
+    """A server with the Chat Completions API that records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, Any]] = []  # Method, path and body
@@ -35,7 +35,7 @@ class Elsewhere:
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer with a completion or an error of that status, no models, or a 404."""
+        """Return a completion (or an error if ``status`` is set), an empty model list, or a 404."""
         body = await request.read()
         fields = json.loads(body) if body.startswith(b"{") else None
         self.asked.append((request.method, request.path, fields))

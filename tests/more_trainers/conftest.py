@@ -1,10 +1,10 @@
-"""The examples of ``docs/trainers.md``, with the packages that install beside evert on a CPU.
+"""The examples in ``docs/trainers.md``, with the packages that can be installed on a CPU.
 
     .frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
 
-``frameworks/make_environment.py verifiers`` makes the environment; in that of ``verifiers-v0``, an
-older verifiers, the taskset's tests run alone. Without ``--environment`` nothing here is collected:
-the packages are not in .venv.
+``frameworks/make_environment.py verifiers`` creates the environment. In ``verifiers-v0``, which has
+an older verifiers, only the tests of the taskset run. The packages are not installed in .venv, so
+without ``--environment`` none of these tests is collected.
 """
 
 import json
@@ -28,8 +28,8 @@ OLD, NEW = "verifiers-v0", "verifiers"
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("environment") in (OLD, NEW):
-        sys.path[:0] = [*EXAMPLES, ENVIRONMENTS]  # as when one is run
-        # For the servers of verifiers' tools.
+        sys.path[:0] = [*EXAMPLES, ENVIRONMENTS]  # as when an example is run
+        # For the tool servers of verifiers.
         os.environ["PYTHONPATH"] = os.pathsep.join([ENVIRONMENTS, os.environ.get("PYTHONPATH", "")])
 
 
@@ -47,7 +47,7 @@ JSON = "application/json"
 
 
 def events(completion: dict[str, Any]) -> str:
-    """Return a completion as a stream of one chunk."""
+    """Return a completion as a stream with a single chunk."""
     [choice] = completion["choices"]
     calls = choice["message"].get("tool_calls") or []
     delta = {**choice["message"], "tool_calls": [{"index": n, **c} for n, c in enumerate(calls)]}
@@ -58,7 +58,7 @@ def events(completion: dict[str, Any]) -> str:
 
 @contextmanager
 def served(answer: Answer) -> Iterator[int]:
-    """Serve ``answer`` of each request's body, on every path; yield the port."""
+    """Serve ``answer(body)`` on every path; yield the port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -83,7 +83,7 @@ def served(answer: Answer) -> Iterator[int]:
 
 @contextmanager
 def served_chat(say: Callable[[str], Said]) -> Iterator[str]:
-    """Serve chat completions of a model whose reply is ``say`` of the conversation."""
+    """Serve chat completions whose reply is ``say(conversation)``."""
 
     def reply(body: dict[str, Any]) -> dict[str, Any]:
         said = say(" ".join(str(message.get("content")) for message in body["messages"]))
@@ -102,7 +102,7 @@ def served_chat(say: Callable[[str], Said]) -> Iterator[str]:
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    """Yield a trainer's endpoint with a model that bisects."""
+    """Yield the endpoint of a trainer whose model plays by bisection."""
     from game import next_guess
 
     with served_chat(lambda told: str(next_guess(told))) as url:

@@ -1,4 +1,4 @@
-"""The examples of ``docs/trainers.md`` run, with a script for the model."""
+"""The examples in ``docs/trainers.md`` run with a scripted model."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def test_verifiers_plays_the_agent_and_records_its_turns_and_reward(
 
 
 def bisections(task: dict[str, int]) -> int:
-    """Return the number of replies that the scripted model needs."""
+    """Return how many replies the scripted model needs."""
     env = ChatAgentEnv(chat_agent.agent, task)
     return len(asyncio.run(do_single_rollout(ScriptedPolicy(model), env)).transitions)
 
@@ -82,7 +82,7 @@ class Sample:
 
 
 def router(body: dict[str, Any]) -> dict[str, Any]:
-    """Answer as SGLang does, with a script for the model."""
+    """Respond like SGLang, with a scripted model."""
     prompt = tinker.ModelInput.from_ints(body["input_ids"])
     stop = body["sampling_params"]["stop_token_ids"]
     reply = asyncio.run(ScriptedPolicy(model)(prompt, stop))
@@ -114,7 +114,7 @@ async def test_slimes_sample_has_the_sampled_tokens_masks_and_reward() -> None:
     assert (sample.reward, sample.status) == (1.0, Status.COMPLETED)
 
 
-async def test_a_sample_that_slime_stops_is_aborted_with_its_agent() -> None:
+async def test_a_sample_that_slime_stops_is_aborted_together_with_its_agent() -> None:
     stopped = {"meta_info": {"finish_reason": {"type": "abort"}}}
 
     assert (await generated(lambda body: stopped, TASK)).status is Status.ABORTED
@@ -122,7 +122,7 @@ async def test_a_sample_that_slime_stops_is_aborted_with_its_agent() -> None:
 
 def test_skyrl_gym_plays_the_agent_one_reply_at_a_time() -> None:
     import skyrl_gym
-    import skyrl_gym_env  # registers it
+    import skyrl_gym_env  # registers the environment
 
     env = skyrl_gym.make("evert_agent", env_config={}, extras={"task": TASK})
     conversation, _ = env.init([])

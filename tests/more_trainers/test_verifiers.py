@@ -1,4 +1,4 @@
-"""verifiers both ways (``evert.verifiers``), with verifiers itself and a script for the model."""
+"""verifiers in both directions (``evert.verifiers``), tested with a scripted model."""
 
 import asyncio
 import os
@@ -25,12 +25,12 @@ LOCAL = {"runtime": {"type": "subprocess"}}
 
 
 def answer(prompt: str) -> str:
-    """Answer right at the second attempt."""
+    """Give the right answer on the second attempt."""
     return "I say 5" if "sure" in prompt else "Hm"
 
 
 async def by_verifiers(config: Any, number: int, say: Any) -> vf.Episode:
-    """Play an episode with verifiers alone, at an endpoint."""
+    """Play an episode at an endpoint with verifiers only."""
     env = vf.load_environment(vf.resolve_env_config(config))
     task = [*env.taskset][number]
     with served_chat(say) as url:
@@ -69,7 +69,7 @@ async def test_a_limit_of_verifiers_truncates_the_episode() -> None:
 
 
 async def noting(client: Any, task: dict[str, int]) -> Outcome:
-    """Log on the way, and make concurrent calls."""
+    """Make concurrent calls, and log a reward and a metric."""
     messages = [{"role": "user", "content": "find between 1 and 100"}]
     both = [client.chat.completions.create(messages=messages) for _ in range(2)]
     said = [reply.choices[0].message.content for reply in await asyncio.gather(*both)]
@@ -79,7 +79,7 @@ async def noting(client: Any, task: dict[str, int]) -> Outcome:
 
 
 def own_client(task: dict[str, int]) -> float:
-    """Block, with the agent's own client."""
+    """A blocking agent with its own client."""
     client = OpenAI(api_key="none", base_url="http://127.0.0.1:9", max_retries=0)
     messages: Any = [{"role": "user", "content": "find between 1 and 100"}]
     completion = client.chat.completions.create(model="gpt-4o", messages=messages)
@@ -101,7 +101,7 @@ def as_environment(name: str, **more: Any) -> dict[str, Any]:
 HERE = "tests.more_trainers.test_verifiers"
 
 
-async def test_an_agents_outcome_is_in_verifiers_trace() -> None:
+async def test_the_outcome_of_an_agent_is_in_verifiers_trace() -> None:
     [trace] = (await by_verifiers(as_environment(f"{HERE}:noting"), 0, model)).traces
 
     assert (trace.ok, trace.reward) == (True, 1.25)
@@ -123,7 +123,7 @@ async def test_an_agent_that_fails_fails_the_rollout_with_its_error() -> None:
     assert "as told" in episode.traces[0].last_error.message
 
 
-async def test_an_agent_wrapped_for_verifiers_and_back_plays_alike() -> None:
+async def test_an_agent_wrapped_for_verifiers_and_back_plays_the_same() -> None:
     back = VerifiersAgent(as_environment("chat_agent:agent"))
     once, twice = [
         [(turn.ob.to_ints(), turn.reward) for turn in played.transitions]
@@ -139,8 +139,8 @@ async def test_an_agent_wrapped_for_verifiers_and_back_plays_alike() -> None:
 @pytest.mark.parametrize(
     ("config", "task", "message"),
     [
-        (ENVIRONMENT, 7, "Sums has no task 7; expected a vf.Task or the number of one"),
-        (as_environment(f"{HERE}:failing"), 0, "The episode of verifiers' .* failed: .*as told"),
+        (ENVIRONMENT, 7, "Sums has no task 7; expected a vf.Task or an index from"),
+        (as_environment(f"{HERE}:failing"), 0, "The verifiers episode of .* failed: .*as told"),
         ({"taskset": {"id": "not-there"}}, 0, "'not-there' not found"),
     ],
 )
@@ -150,7 +150,7 @@ async def test_failures_in_verifiers_are_agent_errors(config: Any, task: Any, me
 
 
 @pytest.mark.parametrize("turns", [0, 1])
-async def test_a_verifiers_agent_that_is_given_up_leaves_nothing_behind(turns: int) -> None:
+async def test_a_cancelled_verifiers_agent_leaves_nothing_behind(turns: int) -> None:
     env, before = ChatAgentEnv(sums, 1), asyncio.all_tasks()
     observation, stop = await env.initial_observation()
     for _ in range(turns):

@@ -1,7 +1,7 @@
-"""``tasks=verifiers:NAME``: rewards equal those of verifiers' own evaluation, with equal replies.
+"""``tasks=verifiers:NAME``: with equal replies, rewards equal those of verifiers' own evaluation.
 
-Six environments: a third party's package, one with several turns and one with a tool, for verifiers
-0.4 and for verifiers before it. Each plays 40 episodes in both.
+There are six environments: a third-party package, a multi-turn one and one with a tool, each for
+verifiers 0.4 and for earlier versions. Each plays 40 episodes in both verifiers and evert.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def shop(told: str) -> Said:
 
 
 def poem(told: str) -> str:
-    """Answer with Basho's frog, whatever form is requested."""
+    """Answer with Basho's frog, whatever type of poem is requested."""
     return "An old silent pond\nA frog jumps into the pond\nSplash! Silence again"
 
 
@@ -158,7 +158,7 @@ async def test_rewards_and_metrics_equal_those_of_verifiers_own_evaluation(case:
 HELD_OUT = {"held_out": 10} if IS_V0 else {"eval.split": "test", "eval.count": 10}
 
 
-def test_the_eval_split_or_else_a_fifth_is_held_out() -> None:
+def test_the_eval_split_is_held_out_or_else_a_fifth_of_the_tasks() -> None:
     name = V0[1].name if IS_V0 else V1[1].name
     agent, parted = Verifiers(name, HELD_OUT), Verifiers(name)
 
@@ -168,7 +168,7 @@ def test_the_eval_split_or_else_a_fifth_is_held_out() -> None:
     assert sorted(parted.train_tasks + parted.test_tasks) == sorted(agent.train_tasks)
 
 
-async def test_a_held_out_task_is_of_the_eval_split_and_a_limit_truncates() -> None:
+async def test_a_held_out_task_comes_from_the_eval_split_and_a_limit_truncates() -> None:
     limit = {"max_turns": 1} if IS_V0 else {"player.max_turns": 1}
     name = V0[1].name if IS_V0 else V1[1].name
     prompts = []
@@ -243,31 +243,31 @@ class Boxes(vf.Taskset[Boxed, vf.TasksetConfig]):
 __all__ = ["Boxes"]
 """,
 }
-"""Packages of strangers."""
+"""Third-party packages, each of which fails in a different way."""
 
 BOTH = [
     ({"id": "verifiers:raising-env"}, r"OSError: no licence \(at .*raising_env.py:1\)"),
     (
         {"id": "verifiers:nemo-gim"},
-        "no environment of verifiers 'nemo-gim'. Did you mean nemo_gym",
+        "no verifiers environment 'nemo-gim'. Did you mean nemo_gym",
     ),
 ]
 REFUSED_V0: list[tuple[dict[str, Any], str]] = [
     *BOTH,
-    ({"id": "verifiers:sandbox-env"}, r"Boxed, which needs a Prime Intellect sandbox"),
-    ({"id": "verifiers:group-env"}, r"scores whole groups of rollouts, but evert plays them one"),
+    ({"id": "verifiers:sandbox-env"}, r"Boxed, which requires a Prime Intellect sandbox"),
+    ({"id": "verifiers:group-env"}, r"scores whole groups of rollouts, but evert plays rollouts"),
     ({"id": "verifiers:v0-guess", "cout": 3}, r"unexpected keyword argument 'cout'"),
 ]
 REFUSED_V1: list[tuple[dict[str, Any], str]] = [
     *BOTH,
-    ({"id": "verifiers:boxed-env"}, r"it needs a container, but evert does not start containers"),
+    ({"id": "verifiers:boxed-env"}, r"it requires a container, but evert does not start contain"),
     (
         {"id": "verifiers:v1-shop", "agent.harness.id": "bash"},
-        r"harness bash runs commands that the policy writes.* tasks\.agent\.runtime\.type=docker",
+        r"harness bash runs commands written by the policy.* tasks\.agent\.runtime\.type=docker",
     ),
     ({"id": "verifiers:v1-guess", "cout": 3}, r"(?s)ValidationError.*cout"),
-    ({"id": "verifiers:v0-guess"}, r"before 0.4 \(AttributeError: .*\). Install verifiers 0.3.1"),
-    ({"id": "verifiers:late-env"}, r"before 0.4 \(AttributeError: .*\). Install verifiers 0.3.1"),
+    ({"id": "verifiers:v0-guess"}, r"than 0.4 \(AttributeError: .*\). Install verifiers 0.3.1"),
+    ({"id": "verifiers:late-env"}, r"than 0.4 \(AttributeError: .*\). Install verifiers 0.3.1"),
     ({"id": "verifiers:neither-env"}, r"taskset module 'neither_env' defines no `__all__`"),
 ]
 
@@ -280,15 +280,17 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSED_V0 if IS_V0 else REFUSED_V1)
-def test_an_unplayable_env_is_refused(given: dict[str, Any], message: str, written: None) -> None:
+def test_an_unplayable_environment_is_refused(
+    given: dict[str, Any], message: str, written: None
+) -> None:
     with pytest.raises(GameError, match=message):
         task_game(given)
 
 
-def test_a_mistyped_name_is_refused_with_the_installed_environments() -> None:
+def test_the_error_for_a_mistyped_name_lists_the_installed_environments() -> None:
     installed = "lean, nemo_gym" if IS_V0 else "marble_v1, nemo_gym"
     with pytest.raises(
-        GameError, match=f"no environment of verifiers 'xyz'.* It has .*{installed}"
+        GameError, match=f"no verifiers environment 'xyz'.* Available: .*{installed}"
     ):
         verifiers("xyz")
 
@@ -318,6 +320,6 @@ def test_a_verifiers_taskset_is_trained_for_two_steps(tmp_path: Path) -> None:
     assert run
 
 
-@pytest.mark.skipif(IS_V0, reason="they are of verifiers 0.4")
+@pytest.mark.skipif(IS_V0, reason="the commands need verifiers 0.4")
 def test_the_command_lines_of_the_verifiers_page_are_valid() -> None:
     check_lines_of_the_page("verifiers")

@@ -2,9 +2,9 @@
 
     .frameworks/trainers/bin/python -m pytest tests/other_trainers --environment trainers
 
-``frameworks/make_environment.py trainers`` makes the environment. Without ``--environment`` nothing
-here is collected: the packages are not in .venv. ``--environment vllm`` is .venv with vLLM beside
-it (``make served``).
+``frameworks/make_environment.py trainers`` creates the environment. The packages are not installed
+in .venv, so without ``--environment`` none of these tests is collected. ``--environment vllm`` runs
+in .venv and starts vLLM in a separate environment (``make served``).
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ VLLM = "test_vllm.py"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make warnings errors, except for those of these packages while they are imported."""
+    """Turn warnings into errors, except those that these packages raise when imported."""
     for category in ("DeprecationWarning", "FutureWarning", "UserWarning:verl"):
         config.addinivalue_line("filterwarnings", f"ignore::{category}")
 

@@ -1,6 +1,6 @@
-"""llama.cpp's server in a process of its own: ``python llama_server.py FILE.gguf``.
+"""Runs llama.cpp's server in its own process: ``python llama_server.py FILE.gguf``.
 
-It prints its address, and ends with its standard input, or by itself after ten minutes.
+It prints its address. It exits when stdin is closed, or after ten minutes.
 """
 
 import os
@@ -11,14 +11,14 @@ import xllamacpp
 
 
 def main() -> None:
-    """Serve until the parent closes the standard input."""
+    """Serve until the parent process closes stdin."""
     params = xllamacpp.CommonParams()
     params.model.path = sys.argv[1]
     params.model_alias = {"evert-tiny"}
     params.hostnames = ["127.0.0.1"]
     params.n_ctx, params.n_parallel = 32768, 16
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-    # float32 throughout: half precision costs a hundredth of a nat
+    # float32 everywhere: half precision would cost a hundredth of a nat
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.warmup = False

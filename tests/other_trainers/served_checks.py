@@ -1,4 +1,4 @@
-"""Checks of a server of token ids: llama.cpp's in CI, vLLM's by hand."""
+"""Checks for servers that return token ids: llama.cpp's in CI, vLLM's by hand."""
 
 import asyncio
 import csv
@@ -17,11 +17,11 @@ from evert.trainers.serving.policy import ServedPolicy
 from evert.trainers.system.files import SCORES
 
 TOLERANCE = 1e-3
-"""Of a log-probability, in nats."""
+"""Tolerance for log-probabilities, in nats."""
 
 
 def played(base_url: str, episodes: int, temperature: float = 1.0) -> list[Trajectory]:
-    """Play episodes of both games, half and half, concurrently."""
+    """Play episodes concurrently, half of them in each of the two games."""
     policy = ServedPolicy(
         base_url,
         "evert-tiny",
@@ -41,7 +41,7 @@ def played(base_url: str, episodes: int, temperature: float = 1.0) -> list[Traje
 
 
 def largest_difference(trajectories: list[Trajectory], store: Path) -> tuple[float, int]:
-    """Return the largest difference of log-probabilities from the engine's, and their number."""
+    """Return the largest difference from the engine's log-probabilities, and their number."""
     worst, count = 0.0, 0
     with embedded_engine(store, device="cpu", threads=1):
         client = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
@@ -69,7 +69,7 @@ def evaluated(base_url: str, out: Path, *settings: str) -> dict[str, dict[str, s
 
 
 def check_log_probabilities(base_url: str, store: Path, episodes: int, temperature: float) -> str:
-    """Assert that the server's log-probabilities equal the engine's; return a summary."""
+    """Assert that the server's log-probabilities match the engine's; return a summary."""
     trajectories = played(base_url, episodes, temperature)
     worst, count = largest_difference(trajectories, store)
 

@@ -1,4 +1,4 @@
-"""``datasets`` reads the files of ``evert export``, and TRL trains on them."""
+"""``datasets`` can read the files written by ``evert export``, and TRL can train on them."""
 
 import asyncio
 from pathlib import Path
@@ -13,14 +13,14 @@ from evert import ChatAgentGroupBuilder, Recorder, ScriptedPolicy, read_records
 from evert.bridge.tokens.bases import base_path
 from evert.trainers import cli
 
-pytestmark = pytest.mark.filterwarnings("default")  # of TRL and of what it imports
+pytestmark = pytest.mark.filterwarnings("default")  # warnings of TRL and its dependencies
 
 TASKS = range(4)
 TRAINERS = {"sft": (SFTTrainer, SFTConfig), "pairs": (DPOTrainer, DPOConfig)}
 
 
 async def agent(client: Any, task: int) -> float:
-    """Make two calls; the second reply decides the reward."""
+    """Make two calls. The second reply determines the reward."""
     messages: list[Any] = [{"role": "user", "content": f"Say {task}."}]
     for _ in range(2):
         completion = await client.chat.completions.create(messages=messages)
@@ -31,7 +31,7 @@ async def agent(client: Any, task: int) -> float:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Record a group of two rollouts of each task, one right and one wrong; return the folder."""
+    """Record two rollouts per task, one right and one wrong, and return the folder."""
     path = tmp_path_factory.mktemp("run")
     recorder = Recorder(path / "rollouts.jsonl")
     for task in TASKS:

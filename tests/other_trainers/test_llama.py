@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the address of the server, with evert-tiny."""
+    """Start the server with evert-tiny; yield its address."""
     file = tmp_path_factory.mktemp("gguf") / "evert-tiny.gguf"
     write_gguf(base_path("evert-tiny"), file)
     command = [sys.executable, str(HERE / "llama_server.py"), str(file)]
@@ -35,18 +35,20 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("episodes", "temperature"), [(64, 1.0), (16, 0.5)])
-def test_llama_cpps_log_probabilities_are_the_engines(
+def test_llama_cpp_gives_the_same_log_probabilities_as_the_engine(
     base_url: str, tmp_path: Path, episodes: int, temperature: float
 ) -> None:
     assert check_log_probabilities(base_url, tmp_path, episodes, temperature)
 
 
-def test_an_evaluation_on_llama_cpp_agrees_with_the_engines(base_url: str, tmp_path: Path) -> None:
+def test_an_evaluation_on_llama_cpp_agrees_with_one_on_the_engine(
+    base_url: str, tmp_path: Path
+) -> None:
     rows = evaluated(base_url, tmp_path / "out", "seeds=16", "threads=1")
     served, engine = ({k: float(v or 0) for k, v in row.items()} for row in rows.values())
 
     assert served["episodes"] == engine["episodes"] > 300
-    assert served["low"] < engine["high"]  # the 95 % intervals overlap
+    assert served["low"] < engine["high"]  # the 95% intervals overlap
     assert engine["low"] < served["high"]
     assert 0.02 < served["success"] < 0.98
 

@@ -1,4 +1,4 @@
-"""The Cookbook's loop, unchanged, with its rollouts in Ray's actors."""
+"""The unchanged training loop of the Cookbook, with its rollouts in Ray actors."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from tests.trainers.workers.test_runs import check_the_loop
 from evert.ray import RayRollouts
 from evert.trainers.workers.errors import LostGroupError
 
-# Ray forgets the processes of the cluster that it ends.
+# Ray leaves processes of its cluster unreaped.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is still running:ResourceWarning")
 
 
@@ -32,12 +32,12 @@ def rollouts(cluster: None) -> Iterator[RayRollouts]:
         yield running
 
 
-def test_runs_with_without_and_with_dying_ray_workers_are_equal(tmp_path: Path) -> None:
+def test_runs_without_ray_with_ray_and_with_dying_workers_are_equal(tmp_path: Path) -> None:
     check_the_loop(RayRollouts, tmp_path)
 
 
 @pytest.mark.nightly
-async def test_a_task_that_kills_each_of_its_workers_is_named(rollouts: RayRollouts) -> None:
+async def test_the_error_names_a_task_that_kills_each_of_its_workers(rollouts: RayRollouts) -> None:
     async def deadly(client: Any, task: float) -> float:
 
         if task == 2.0:
@@ -51,11 +51,11 @@ async def test_a_task_that_kills_each_of_its_workers_is_named(rollouts: RayRollo
 
     error = groups.pop(2)
     assert isinstance(error, LostGroupError)
-    assert "deadly on the task 2.0 was lost with its worker 3 times" in str(error)
+    assert "deadly on task 2.0 was lost because its worker died 3 times" in str(error)
     assert [rewards(group)[0] for group in groups] == [0.0, 1.0, 3.0]  # type: ignore[arg-type]
 
 
-@pytest.mark.nightly  # a minute, most of it waiting
+@pytest.mark.nightly  # takes a minute, mostly waiting
 async def test_a_stopped_actor_is_distinguished_from_a_slow_one(tmp_path: Path) -> None:
     flag = tmp_path / "stopped"
 

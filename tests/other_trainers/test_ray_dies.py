@@ -1,4 +1,4 @@
-"""Ray's node on the trainer's machine dies, in a process of its own."""
+"""The Ray node on the trainer's machine dies. Tested in a separate process."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.nightly  # a minute, most of it waiting
+@pytest.mark.nightly  # takes a minute, mostly waiting
 def test_a_run_ends_with_a_clear_error_when_rays_node_dies() -> None:
     tests = str(Path(__file__).parent.parent)
     run = subprocess.run(
@@ -40,4 +40,4 @@ def test_a_run_ends_with_a_clear_error_when_rays_node_dies() -> None:
     )
 
     assert run.returncode == 1
-    assert "WorkerError: Ray's node on this machine has died" in run.stderr.splitlines()[-1]
+    assert "WorkerError: The Ray node on this machine has died" in run.stderr.splitlines()[-1]

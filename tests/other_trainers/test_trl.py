@@ -1,7 +1,7 @@
 """evert's agents under TRL's own ``GRPOTrainer``, on the CPU.
 
-TRL gets the Cookbook's data of the same episodes, token by token, and its loss covers exactly the
-sampled tokens. Every Env is closed whatever happens.
+For the same episodes, TRL gets exactly the same tokens as in the Cookbook's data, and its loss
+covers exactly the sampled tokens. Every Env is closed, whatever happens.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from evert.trainers.engine.clients.sampling_client import model_client
 from evert.trainers.engine.models.loading import EngineSettings
 from evert.trl import Rollouts
 
-pytestmark = pytest.mark.filterwarnings("default")  # of TRL and of what it imports
+pytestmark = pytest.mark.filterwarnings("default")  # warnings of TRL and its dependencies
 
 ROOT = Path(__file__).parents[2]
 BASE = str(base_path())
@@ -67,7 +67,7 @@ class Recorded(Rollouts):
 
 
 def trainer(rollouts: Rollouts, folder: Path, **settings: Any) -> GRPOTrainer:
-    """Return TRL's trainer as a user makes it."""
+    """Return a TRL trainer created the way users create it."""
     quiet: dict[str, Any] = {
         "report_to": "none",
         "save_strategy": "no",
@@ -97,7 +97,7 @@ def trainer(rollouts: Rollouts, folder: Path, **settings: Any) -> GRPOTrainer:
 
 
 def trained(rollouts: Rollouts, folder: Path, **settings: Any) -> list[dict[str, float]]:
-    """Train; return the log, one entry per step."""
+    """Train and return the log, with one entry per step."""
     run = trainer(rollouts, folder, **settings)
     run.train()
     return [entry for entry in run.state.log_history if "reward" in entry]
@@ -109,7 +109,7 @@ def game(name: str, **options: Any) -> Recorded:
     return Recorded(f"{home}:{name}_agent", f"{home}:TRAIN_TASKS", **options)
 
 
-# -- a run ---------------------------------------------------------------------------------------
+# -- training ------------------------------------------------------------------------------------
 
 
 def test_the_identity_agent_learns(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_trl_takes_a_step_on_ten_turns_of_guess_number(tmp_path: Path) -> None:
 
 
 def cookbook_data(agent: str, tasks: list[Any], run: GRPOTrainer) -> list[list[tinker.Datum]]:
-    """Return the Cookbook's data of the run's first step, a list per episode."""
+    """Return the Cookbook's data for the run's first step, one list per episode."""
     numbers = run.state.global_step, 0, 0
     engine = Engine(EngineSettings(device="cpu", seed=run.args.seed))
     client = model_client(engine, "trl", run.model, run.processing_class, *numbers)
@@ -168,9 +168,9 @@ def test_trls_rows_equal_the_cookbooks_data_token_by_token(name: str, tmp_path: 
         assert [*before, *logprobs] == pytest.approx(inputs["logprobs"], abs=1e-4)
 
 
-def test_the_sampled_log_probabilities_equal_those_that_trl_computes(tmp_path: Path) -> None:
+def test_the_sampled_log_probabilities_match_those_computed_by_trl(tmp_path: Path) -> None:
     rollouts = game("guess_number")
-    run = trainer(rollouts, tmp_path, num_iterations=2)  # has TRL compute the old ones
+    run = trainer(rollouts, tmp_path, num_iterations=2)  # makes TRL compute old logprobs
     seen: list[dict[str, Any]] = []
     compute_loss = run._compute_loss
 
@@ -215,7 +215,7 @@ async def calls_at_once(client: AgentClient, task: int) -> float:
 
 
 @pytest.mark.parametrize("agent", [two_talks, calls_at_once])
-def test_lineages_that_trl_cannot_use_are_counted_and_warned_of_once(
+def test_lineages_that_trl_cannot_use_are_counted_and_warned_about_once(
     agent: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rollouts = Recorded(agent, range(10))
@@ -254,7 +254,7 @@ class Sometimes:
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[ChatAgentEnv]:
-    """Return the list of all closed Envs."""
+    """Return a list that collects all closed Envs."""
     found: list[ChatAgentEnv] = []
     close = ChatAgentEnv.close
 
@@ -300,7 +300,7 @@ def test_a_failed_episode_is_scored_if_its_error_has_a_reward(tmp_path: Path) ->
     assert rollouts.failed == 0
 
 
-def test_a_batch_of_failures_ends_the_run_with_the_agents_error(
+def test_a_batch_in_which_all_episodes_fail_ends_the_run_with_the_agents_error(
     tmp_path: Path, closed: list[ChatAgentEnv]
 ) -> None:
     with pytest.raises(AgentError, match=r"8 of 8 episodes failed.*\n.*the tool is down"):
@@ -327,7 +327,7 @@ def test_an_episode_without_a_call_has_a_reward_but_no_trained_token(tmp_path: P
 def test_ctrl_c_closes_every_env(tmp_path: Path, closed: list[ChatAgentEnv]) -> None:
     async def agent(client: AgentClient, task: int) -> float:
         if task == 2:
-            await asyncio.sleep(0.5)  # until the main thread waits
+            await asyncio.sleep(0.5)  # let the main thread start waiting
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         await asyncio.sleep(60)
         return 0.0
@@ -346,7 +346,7 @@ def test_ctrl_c_closes_every_env(tmp_path: Path, closed: list[ChatAgentEnv]) -> 
 
 
 def test_trl_passes_each_prompt_once_per_rollout(tmp_path: Path) -> None:
-    """TRL's docstring says otherwise; if it became true, groups would be mixed."""
+    """TRL's docstring says otherwise. If TRL behaved that way, groups would be mixed up."""
     rollouts = game("identity", limits=RolloutLimits(max_turn_tokens=3))
     trained(rollouts, tmp_path)
 
@@ -357,14 +357,14 @@ def test_trl_passes_each_prompt_once_per_rollout(tmp_path: Path) -> None:
     assert {len(ids) for ids in rollouts.given[0]["completion_ids"]} == {3}
 
 
-def test_equal_seeds_give_equal_rows(tmp_path: Path) -> None:
+def test_the_same_seed_reproduces_the_rows(tmp_path: Path) -> None:
     first, second, other = game("identity"), game("identity"), game("identity")
     trained(first, tmp_path, max_steps=2, seed=1)
     trained(second, tmp_path, max_steps=2, seed=1)
     trained(other, tmp_path, max_steps=2, seed=2)
 
     for one, again in zip(first.given, second.given, strict=True):
-        # Up to rounding: which requests meet in a pass is a matter of time.
+        # Only equal up to rounding, because timing decides which requests share a pass.
         found, expected = again.pop("logprobs"), one.pop("logprobs")
         assert [*itertools.chain(*found)] == pytest.approx([*itertools.chain(*expected)], abs=1e-4)
         assert again == one
@@ -390,12 +390,12 @@ def test_limits_apply_to_the_whole_episode(tmp_path: Path) -> None:
     assert step["evert/stop/max_turns"] == 1
 
 
-def test_the_models_context_limits_every_prompt_and_another_dataset_is_refused(
+def test_the_models_context_length_limits_prompts_and_another_dataset_is_refused(
     tmp_path: Path,
 ) -> None:
     rollouts = game("guess_number")
     run = trainer(rollouts, tmp_path)
-    run.model.config.max_position_embeddings = 72  # the rules have 67: no room for a whole guess
+    run.model.config.max_position_embeddings = 72  # the game's rules take 67 of these tokens
 
     rows = rollouts(["1", "2"], run)
 
@@ -408,7 +408,7 @@ def test_the_models_context_limits_every_prompt_and_another_dataset_is_refused(
         rollouts(["What is 2 + 2?"], run)
 
 
-def test_with_another_temperature_log_probabilities_are_left_out(tmp_path: Path) -> None:
+def test_log_probabilities_are_left_out_at_other_temperatures(tmp_path: Path) -> None:
     """The engine reports them at temperature 1, but TRL trains the sampling distribution."""
     rollouts = game("identity")
     (step,) = trained(rollouts, tmp_path, temperature=1e-4)
@@ -461,7 +461,7 @@ async def test_training_works_inside_a_running_loop_as_in_a_notebook(tmp_path: P
 
 
 def test_the_example_of_the_docs_runs_in_two_processes(tmp_path: Path) -> None:
-    """DDP: each process samples its part of every group from its own copy of the weights."""
+    """DDP: each process samples its share of every group from its own copy of the weights."""
     script = ROOT / "examples" / "trl_on_cpu" / "identity.py"
     twice = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command = [sys.executable, *twice, str(script), "--steps=2", f"--out={tmp_path}"]

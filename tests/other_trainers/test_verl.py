@@ -1,6 +1,6 @@
-"""evert's agents under verl: its own worker classes play them, its own ``main_ppo`` trains on them.
+"""evert's agents under verl, played by its own workers and trained by its own ``main_ppo``.
 
-Ids, masks and log-probabilities of an output equal those of the Cookbook's data, token by token.
+Ids, masks and log-probabilities of each output equal those in the Cookbook's data, token by token.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ EXAMPLE = ROOT / "examples" / "verl_on_cpu"
 TASKS = [17, 512, 900, 3]
 
 
-# -- verl's side ---------------------------------------------------------------------------------
+# -- the verl side -------------------------------------------------------------------------------
 
 
 def verl_config(folder: Path, *overrides: str, **loop: Any) -> DictConfig:
-    """Return verl's own configuration, with one agent loop."""
+    """Return verl's own configuration with one agent loop."""
     loops = [{"name": "evert", "_target_": "evert.verl.EvertAgentLoop", **loop}]
     (folder / "loops.yaml").write_text(json.dumps(loops))
     given = [
@@ -71,7 +71,7 @@ def verl_config(folder: Path, *overrides: str, **loop: Any) -> DictConfig:
 
 
 class Servers(LLMServerClient):
-    """verl's servers with a policy as the model; they record requests and answers."""
+    """verl's servers, with a policy in place of the model. They record requests and answers."""
 
     def __init__(self, config: DictConfig, policy: TokenCompleter, version: int = 7) -> None:
         super().__init__(config)
@@ -99,7 +99,7 @@ class Servers(LLMServerClient):
 
 
 class Said(TokenCompleter):
-    """A policy that repeats the servers' answers."""
+    """A policy that repeats the answers of the servers."""
 
     def __init__(self, servers: Servers) -> None:
         self._left = {prompt: list(said) for prompt, said in servers.answers.items()}
@@ -109,7 +109,7 @@ class Said(TokenCompleter):
 
 
 class Scripted(TokenCompleter):
-    """A policy whose replies count up, with log-probabilities that are all different."""
+    """A policy whose replies count up, and whose log-probabilities all differ."""
 
     def __init__(self, reply: str = "Fine.") -> None:
         self._policy = ScriptedPolicy(lambda prompt: reply)
@@ -127,7 +127,7 @@ def row(task: Any, **more: Any) -> dict[str, Any]:
 
 
 async def batch_of(servers: Servers, *rows: dict[str, Any]) -> DataProto:
-    """Return the batch that verl's worker makes of some rows."""
+    """Return the batch that verl's worker makes from these rows."""
     names = {name: [each[name] for each in rows] for name in rows[0]}
     columns = {name: np.empty(len(rows), dtype=object) for name in names}
     for name, values in names.items():
@@ -141,7 +141,7 @@ async def batch_of(servers: Servers, *rows: dict[str, Any]) -> DataProto:
 
 
 async def outputs_of(servers: Servers, task: Any) -> Any:
-    """Return an agent loop's output, made as verl's V1 worker makes the loop."""
+    """Return the output of an agent loop created the way verl's V1 worker creates it."""
     servers.given.transfer_queue.enable = True
     worker = of_verl.AgentLoopWorker(servers.given, servers)
     found: list[Any] = []
@@ -158,11 +158,11 @@ async def outputs_of(servers: Servers, task: Any) -> Any:
     return found[0]
 
 
-# -- the Cookbook's side -------------------------------------------------------------------------
+# -- the Cookbook side ---------------------------------------------------------------------------
 
 
 async def cookbook_data(agent: Any, task: Any, said: Said) -> tuple[Trajectory, list[tinker.Datum]]:
-    """Play the same episode under the Cookbook's runner; return its training data."""
+    """Play the same episode with the Cookbook's runner; return its training data."""
     env = ChatAgentEnv(agent, task, renderer=default_renderer())
     trajectory = await do_single_rollout(said, env)
     sort_by_lineage(trajectory, env.turn_lineages)
@@ -178,7 +178,7 @@ def of_datum(datum: tinker.Datum) -> dict[str, list[float]]:
 def of_output(
     prompt: list[int], response: list[int], mask: list[int], logprobs: list[float]
 ) -> dict[str, list[float]]:
-    """Return verl's output as a datum has it: each position with its next token."""
+    """Return verl's output in the form of a datum, where each position has its next token."""
     before = [0.0] * (len(prompt) - 1)
     ids = [*prompt, *response]
     return {
@@ -190,7 +190,7 @@ def of_output(
 
 
 def of_row(batch: DataProto, index: int) -> dict[str, list[float]]:
-    """Return a row of verl's tensors without the padding."""
+    """Return a row of verl's tensors without padding."""
     tensors = {name: tensor[index] for name, tensor in batch.batch.items()}
     width = len(tensors["prompts"])
     seen = tensors["attention_mask"].bool()
@@ -205,7 +205,7 @@ def of_row(batch: DataProto, index: int) -> dict[str, list[float]]:
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Servers]:
-    """Return a function that makes verl's servers for an agent of ``verl_agents``."""
+    """Return a function that creates verl's servers for an agent from ``verl_agents``."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
 
     def made(name: str, *overrides: str, reply: str = "Fine.", **loop: Any) -> Servers:
@@ -217,13 +217,13 @@ def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Se
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[TokenCompleter]:
-    """Yield a completer of the shipped base on evert's engine."""
+    """Yield a completer for the shipped base on evert's engine."""
     with evert.embedded_engine(tmp_path, device="cpu", threads=1):
         client = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
         yield TinkerTokenCompleter(client, max_tokens=16)
 
 
-# -- the Cookbook's data -------------------------------------------------------------------------
+# -- comparison with the Cookbook's data ---------------------------------------------------------
 
 Made = Callable[..., Servers]
 
@@ -260,7 +260,9 @@ async def test_all_turns_of_an_episode_go_to_the_same_server(servers: Made) -> N
     assert len(set(asked)) == 2
 
 
-async def test_an_output_has_the_oldest_and_newest_weights_of_its_episode(servers: Made) -> None:
+async def test_an_output_records_the_oldest_and_newest_weights_of_its_episode(
+    servers: Made,
+) -> None:
     given = servers("two_talks")
     generate = given.generate
 
@@ -299,7 +301,7 @@ async def test_outputs_have_no_log_probabilities_if_verl_computes_none(servers: 
 
 
 async def cookbooks(name: str, task: Any, given: Servers) -> list[dict[str, list[float]]]:
-    """Return the Cookbook's data of the same episode."""
+    """Return the Cookbook's data for the same episode."""
     import verl_agents
 
     _, data = await cookbook_data(getattr(verl_agents, name), task, Said(given))
@@ -314,7 +316,7 @@ def of_outputs(found: Any) -> list[dict[str, list[float]]]:
 
 
 @pytest.mark.parametrize(("name", "turns"), [("two_talks", 4), ("calls_at_once", 2)])
-async def test_each_lineage_is_an_output_with_the_whole_reward(
+async def test_each_lineage_is_an_output_with_the_full_reward(
     servers: Made, name: str, turns: int
 ) -> None:
     given = servers(name)
@@ -328,7 +330,7 @@ async def test_each_lineage_is_an_output_with_the_whole_reward(
     ] * 2
 
 
-async def test_the_excess_of_a_long_later_prompt_begins_the_response_unmasked(
+async def test_the_part_of_a_later_prompt_over_the_limit_starts_the_response_unmasked(
     servers: Made,
 ) -> None:
     given = servers("short_and_long")
@@ -341,7 +343,7 @@ async def test_the_excess_of_a_long_later_prompt_begins_the_response_unmasked(
 
 
 @pytest.mark.parametrize("takes_lists", [True, False])
-async def test_with_only_the_last_lineage_the_number_left_out_is_reported(
+async def test_if_only_the_last_lineage_is_kept_the_number_left_out_is_reported(
     servers: Made, takes_lists: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = servers("two_talks", **({"branches": "last"} if takes_lists else {}))
@@ -356,7 +358,7 @@ async def test_with_only_the_last_lineage_the_number_left_out_is_reported(
     assert "1 lineages of an episode are not trained on" in caplog.text
 
 
-# -- what is refused, how episodes end -----------------------------------------------------------
+# -- refused settings, and how episodes end ------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [100, 1000])
@@ -377,12 +379,12 @@ ROUTED = "actor_rollout_ref.rollout.enable_rollout_routing_replay=True"
 @pytest.mark.parametrize(
     ("overrides", "settings", "message"),
     [
-        ([], {"seats": ["a", "b"]}, "verl trains one policy"),
-        ([], {"branches": "all"}, "only verl's V1 trainers take several"),
-        ([], {"branches": "some"}, "branches is 'some'; expected 'all', 'last'"),
+        ([], {"seats": ["a", "b"]}, "which trains one policy"),
+        ([], {"branches": "all"}, "Only verl's V1 trainers accept several"),
+        ([], {"branches": "some"}, "branches is 'some'; expected 'all' or 'last'"),
         ([], {"policy_name": "gpt-4o"}, "Did you mean 'policy_names'"),
         ([], {"limits": {"max_turn": 3}}, "Did you mean 'limits.max_turns'"),
-        ([], {"models": {"judge": "evert-tiny"}}, "verl's workers have no engine for"),
+        ([], {"models": {"judge": "evert-tiny"}}, "verl's workers have no engine to"),
         ([], {"agent": "verl_agents:nobody"}, "No agent at 'verl_agents:nobody'"),
         ([], {"task": "extra_info.question"}, "has no 'extra_info.question'; it has .*task_json"),
         ([ROUTED], {}, "does not pass the expert routing"),
@@ -393,7 +395,7 @@ async def test_an_unsupported_setting_is_refused_with_the_reason(
 ) -> None:
     given = servers("two_talks", *overrides, **settings)
 
-    with pytest.raises(Exception, match=message):  # of the class that Hydra makes of it
+    with pytest.raises(Exception, match=message):  # Hydra raises its own class
         await batch_of(given, row(0))
 
 
@@ -402,7 +404,7 @@ async def test_images_are_refused(servers: Made) -> None:
     policy = ServerPolicy(given, "1", {}, Room(96, 448, 544), None)
     image = tinker.types.ImageChunk(data=b"png", format="png", expected_tokens=3)
 
-    with pytest.raises(evert.UnsupportedPromptError, match="sends only token ids to verl"):
+    with pytest.raises(evert.UnsupportedPromptError, match="can only send token ids to verl"):
         await policy(tinker.ModelInput(chunks=[image]), [5])
 
     assert given.asked == []
@@ -414,7 +416,7 @@ async def test_an_agent_that_raises_fails_its_episode(servers: Made) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_an_agent_that_raises_may_be_scored(servers: Made) -> None:
+async def test_an_agent_that_raises_can_be_scored(servers: Made) -> None:
     batch = await batch_of(servers("odd_tasks_fail", on_agent_error=-1.0), row(0), row(1))
 
     assert batch.batch["rm_scores"].sum(-1).tolist() == [1.0, -1.0]
@@ -453,7 +455,7 @@ async def test_an_episode_without_a_call_counts_but_trains_no_token(servers: Mad
         ({"limits": {"max_turns": 9}, "context_length": 40}, 2),
     ],
 )
-async def test_the_yamls_limits_override_the_agents_and_the_lower_context_counts(
+async def test_limits_in_the_yaml_override_the_agents_and_the_shorter_context_applies(
     servers: Made, settings: dict[str, Any], turns: int
 ) -> None:
     [output] = await outputs_of(servers("brief", **settings), 1)
@@ -485,7 +487,7 @@ async def test_a_conversation_that_grows_too_long_ends_within_verls_limits(serve
         ("without_a_task", None, row(0, extra_info={"index": 0}), 1.0),
     ],
 )
-async def test_the_task_comes_from_the_field_that_the_yaml_names(
+async def test_the_task_comes_from_the_field_chosen_in_the_yaml(
     servers: Made, agent: str, path: str | None, given: dict[str, Any], reward: float
 ) -> None:
     batch = await batch_of(servers(agent, task=path), given)
@@ -496,7 +498,7 @@ async def test_the_task_comes_from_the_field_that_the_yaml_names(
 # -- datasets ------------------------------------------------------------------------------------
 
 
-def test_verl_reads_back_the_written_tasks_unchanged(tmp_path: Path) -> None:
+def test_verl_reads_tasks_back_unchanged(tmp_path: Path) -> None:
     tasks: list[Any] = [3, "three", {"a": [1, None]}, {"b": 2.5}, [True]]
     write_dataset(tmp_path / "tasks.parquet", tasks, agent_name="mine", data_source="test")
     config = OmegaConf.create({"max_prompt_length": 64, "cache_dir": str(tmp_path / "cache")})
@@ -513,9 +515,9 @@ def test_verl_reads_back_the_written_tasks_unchanged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
-        ([], "needs at least one task"),
-        ([(1, 2)], r"Task 0, \(1, 2\), changes in a round trip through JSON"),
-        ([0, {1, 2}], r"Task 1, \{1, 2\}, cannot be written as JSON"),
+        ([], "requires at least one task"),
+        ([(1, 2)], r"Task 0, \(1, 2\), changes in a JSON round trip"),
+        ([0, {1, 2}], r"Task 1, \{1, 2\}, is not JSON-serializable"),
         ("no.such:TASKS", "No tasks at 'no.such:TASKS'"),
     ],
 )
@@ -537,7 +539,7 @@ LOOPS = {
 
 
 def files_for(folder: Path) -> tuple[Path, str]:
-    """Write the YAML of all loops, and two tasks for each; a row names its loop."""
+    """Write a YAML file with all loops, and two tasks for each of them. A row names its loop."""
     folder.mkdir()
     shared = {
         "_target_": "evert.verl.EvertAgentLoop",
@@ -552,7 +554,7 @@ def files_for(folder: Path) -> tuple[Path, str]:
 
 
 def run_main_ppo(folder: Path, *settings: str) -> list[dict[str, Any]]:
-    """Run ``train.sh``; return its log by step."""
+    """Run ``train.sh`` and return its log by step."""
     paths = [str(ROOT / "src"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     given = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHON": sys.executable}
     with (folder / "log").open("wb") as log:
@@ -567,13 +569,13 @@ def run_main_ppo(folder: Path, *settings: str) -> list[dict[str, Any]]:
         assert process.wait(800) == 0, (folder / "log").read_text()[-5000:]
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # Ray's processes go with it
+            os.killpg(process.pid, signal.SIGKILL)  # also stops Ray's processes
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line)["data"] for line in lines]
 
 
 @pytest.mark.timeout(900)
-def test_main_ppo_trains_on_all_kinds_of_episodes_together(tmp_path: Path) -> None:
+def test_main_ppo_trains_on_all_types_of_episodes_together(tmp_path: Path) -> None:
     loops, files = files_for(tmp_path / "mixed")
 
     before, *steps = run_main_ppo(
@@ -595,13 +597,14 @@ def test_main_ppo_trains_on_all_kinds_of_episodes_together(tmp_path: Path) -> No
     assert before["val-core/two_talks/reward/mean@1"] == 0.75
     for number, step in enumerate(steps, 1):
         assert step["actor/grad_norm"] > 0
-        # the trainer's own probabilities, in bfloat16
+        # compared with the trainer's own probabilities, in bfloat16
         assert step["training/rollout_actor_probs_pearson_corr"] > 0.999
         assert step["training/rollout_probs_diff_mean"] < 0.01
         outputs = (tmp_path / "rollouts" / f"{number}.jsonl").read_text().splitlines()
         found = [json.loads(line) for line in outputs]
-        played = [each for each in found if not each["uid"].startswith("pad")]  # verl's own
-        assert len(played) == 2 * 4 + 2 * 4 + 2 * (2 * 4) + 4  # two lineages; one task fails
+        played = [each for each in found if not each["uid"].startswith("pad")]  # not padding
+        # two_talks has two lineages per episode, and one task of odd_tasks_fail fails
+        assert len(played) == 2 * 4 + 2 * 4 + 2 * (2 * 4) + 4
         talks = [each for each in played if "I am A" in each["input"]]
         assert sorted(each["score"] for each in talks) == [0.25] * 4 + [1.25] * 4
     assert len(steps) == 2

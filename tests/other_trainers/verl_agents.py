@@ -1,4 +1,4 @@
-"""Agents that the tests of verl name by their import path; verl's own processes import them too."""
+"""Agents that the verl tests refer to by import path. verl's own processes import them, too."""
 
 import asyncio
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ async def ask(client: AgentClient, messages: list[Any]) -> Any:
 
 
 async def two_talks(client: AgentClient, task: int) -> float:
-    """Alternate the turns of two conversations: two lineages."""
+    """Alternate between two conversations, which gives two lineages."""
     talks: list[list[Any]] = [[user(f"I am A{task}")], [user(f"I am B{task}")]]
     for _ in range(2):
         for messages in talks:
@@ -28,14 +28,14 @@ async def two_talks(client: AgentClient, task: int) -> float:
 
 
 async def calls_at_once(client: AgentClient, task: int) -> float:
-    """Make two concurrent calls: two lineages."""
+    """Make two concurrent calls, which gives two lineages."""
     await asyncio.gather(*[ask(client, [user(f"I am {name}{task}")]) for name in "AB"])
     client.reward(0.25)
     return float(task % 2)
 
 
 async def short_and_long(client: AgentClient, task: int) -> float:
-    """Play two conversations; the second prompt is longer than a first prompt may be."""
+    """Play two conversations. The second prompt is longer than a first prompt may be."""
     await ask(client, [user("Hi")])
     await ask(client, [user("Why? " * task)])
     return 1.0
@@ -66,7 +66,7 @@ async def talks_on(client: AgentClient, task: Any) -> float:
 
 
 class Brief:
-    """An agent that continues, too, but has its own limits."""
+    """An agent that also continues, but sets its own limits."""
 
     env_options: ClassVar[EnvOptions] = {
         "limits": RolloutLimits(max_turns=1),

@@ -1,13 +1,13 @@
-"""Make Linux look like macOS or Windows, only to evert and its tests.
+"""Make Linux look like macOS or Windows to evert and its tests.
 
-Python does this at its start if ``PYTHONPATH`` names the folder ``darwin`` or ``win32`` beside this
-file, each of which has a ``sitecustomize.py``. What the platform lacks is hidden: functions,
-signals and modules, ``/proc``, long or abstract names of sockets, another process's memory.
-Processes are spawned. Python's library and other packages still see Linux, for which they were
-installed.
+To enable the simulation, set ``PYTHONPATH`` to the folder ``darwin`` or ``win32`` next to this
+file. Each contains a ``sitecustomize.py``, which Python imports at startup. The simulation hides
+what the platform does not support: functions, signals and modules, ``/proc``, long or abstract
+socket names, and the memory of other processes. Processes are spawned. Python's standard library
+and other packages still see Linux, because they were installed for Linux.
 
-Not simulated: paths with backslashes, files that cannot be renamed while they are open, a file
-system that ignores case, and the platform's own kernel.
+The simulation does not include paths with backslashes, files that cannot be renamed while they are
+open, case-insensitive file systems, or the platform's kernel.
 """
 
 import asyncio
@@ -55,13 +55,13 @@ UNIX_ONLY = {
 }
 UNIX_MODULES = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
 LONGEST_SOCKET_PATH = 103
-"""Bytes; macOS's ``sun_path`` holds 104 with its zero."""
+"""In bytes. On macOS, ``sun_path`` has 104 bytes, including the terminating zero."""
 ROOT = str(Path(__file__).resolve().parents[2])
 LIBRARY = sysconfig.get_path("stdlib")
 
 
 def simulate(platform: str) -> None:
-    """Hide from evert and its tests what the platform lacks."""
+    """Hide everything that the platform does not support from evert and its tests."""
     is_windows = platform == "win32"
     missing: dict[ModuleType, set[str]] = {}
     for names in [LINUX_ONLY, *([UNIX_ONLY] if is_windows else [])]:
@@ -91,7 +91,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_asked_by_us() -> bool:
-    """Return whether the nearest caller outside Python's own library is evert or a test."""
+    """Return whether the nearest caller outside the standard library is evert or a test."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -102,7 +102,7 @@ def _is_asked_by_us() -> bool:
 
 
 def _replace(module: ModuleType, values: Mapping[str, object]) -> None:
-    """Show evert other values of a module's attributes; None hides the attribute."""
+    """Make evert see different values for a module's attributes. None hides an attribute."""
 
     class Replaced(ModuleType):
         def __getattribute__(self, name: str) -> Any:
@@ -171,7 +171,7 @@ def _limit_sockets() -> None:
 
 
 def _become_windows() -> None:
-    """Hide Unix modules, signal handlers on event loops, and descriptors of folders."""
+    """Hide Unix modules, event loop signal handlers, and file descriptors of folders."""
     load, open_file = builtins.__import__, os.open
     loop: Any = asyncio.SelectorEventLoop
     handle = loop.add_signal_handler

@@ -1,7 +1,7 @@
-"""evert's commands on a simulated Mac, and on a simulated Windows.
+"""evert's commands on simulated macOS and Windows.
 
-Each test starts processes under the simulation (``simulation.py``). ``make mac`` plays these, and
-the bridge's tests on the simulated Mac.
+Each test starts processes with the simulation (``simulation.py``). ``make mac`` runs these tests,
+and the bridge's tests on simulated macOS.
 """
 
 import os
@@ -20,13 +20,13 @@ SHORT = ["train", *TINY, "steps=1"]
 
 
 def variables(platform: str) -> dict[str, str]:
-    """Return the environment of a process on the platform."""
+    """Return the environment variables for a process on this platform."""
     ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE / platform), "TINKER_API_KEY": ""}
     return os.environ | ours
 
 
 def evert(platform: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run an evert command on the platform."""
+    """Run an evert command on this platform."""
     command = [sys.executable, "-m", "evert", *arguments]
     return subprocess.run(
         command, env=variables(platform), cwd=folder, capture_output=True, text=True, check=False
@@ -34,7 +34,7 @@ def evert(platform: str, folder: Path, *arguments: str) -> "subprocess.Completed
 
 
 @pytest.mark.parametrize("platform", each(["darwin", "win32"], ["win32"]))
-def test_a_run_is_trained_evaluated_and_shown(platform: str, tmp_path: Path) -> None:
+def test_a_run_can_be_trained_evaluated_and_viewed(platform: str, tmp_path: Path) -> None:
     trained = evert(platform, tmp_path, *SHORT, "log_path=run")
     assert (trained.returncode, trained.stderr) == (0, ""), trained.stdout
     played = evert(
@@ -54,7 +54,7 @@ def test_a_run_is_trained_evaluated_and_shown(platform: str, tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
-def test_a_mac_plays_in_a_pool_and_sweeps(tmp_path: Path) -> None:
+def test_pools_and_sweeps_work_on_a_mac(tmp_path: Path) -> None:
     pooled = evert("darwin", tmp_path, *SHORT, "rollouts=pool", "rollout_workers=1")
     assert pooled.returncode == 0, pooled.stderr
     swept = evert("darwin", tmp_path, "sweep", *TINY, "steps=1", "seed=0,1", "out=sweep")
@@ -68,7 +68,7 @@ def test_a_mac_plays_in_a_pool_and_sweeps(tmp_path: Path) -> None:
         ([*SHORT, "rollouts=pool"], "rollouts=pool"),
     ],
 )
-def test_windows_refuses_what_needs_unix_by_name(
+def test_the_error_on_windows_names_the_feature_that_needs_unix(
     arguments: list[str], name: str, tmp_path: Path
 ) -> None:
     refused = evert("win32", tmp_path, *arguments)
@@ -88,10 +88,10 @@ is_sandboxed(True, "127.0.0.1")
         ("win32", "from evert import ProcessAgent", "needs Linux or macOS"),
         ("win32", "from evert.agents import codex", "evert.agents.codex needs Linux or macOS"),
         ("win32", "from evert import CookbookAgent", ""),
-        ("darwin", SANDBOXED, "sandbox=False runs the command as your user"),
+        ("darwin", SANDBOXED, "sandbox=False to run the command as your user"),
     ],
 )
-def test_unsupported_commands_and_sandboxes_are_refused_in_one_sentence(
+def test_unsupported_commands_and_sandboxes_fail_with_a_one_sentence_error(
     platform: str, code: str, sentence: str
 ) -> None:
     python = [sys.executable, "-c", code]

@@ -1,10 +1,10 @@
-"""Tests of a Tinker service at any address for what evert needs.
+"""Tests that a Tinker service, at any address, provides what evert needs.
 
     make service BASE_URL=http://127.0.0.1:8000 [MODEL=...] [RENDERER=...]
 
-Without ``--base-url`` nothing here is collected; an unreachable service is a failure. The key is
-``TINKER_API_KEY``; most self-hosted servers accept any. To start SkyRL's server, in its own
-environment (Python 3.12, 6.9 GB):
+Without ``--base-url`` none of these tests is collected; an unreachable service is a failure. The
+API key is ``TINKER_API_KEY``, and most self-hosted servers accept any value. To start SkyRL's
+server in its own environment (Python 3.12, 6.9 GB):
 
     pip install "skyrl[tinker,jax]==0.4.0" aiohttp loguru ray==2.57.0 httpx psutil uvicorn[standard]
     uv run -- python -m skyrl.tinker.api --base-model /models/evert-tiny --backend jax \\
@@ -34,7 +34,7 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 @pytest.fixture(scope="session")
 def base_url(pytestconfig: pytest.Config) -> str:
-    """Return the service's address, with this process's SDK patched for it."""
+    """Return the service's address, after patching the SDK in this process for it."""
     os.environ.setdefault("TINKER_API_KEY", KEY)
     url = str(pytestconfig.getoption("--base-url"))
     complete_client(url)
@@ -43,13 +43,13 @@ def base_url(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(scope="session")
 def service(base_url: str) -> tinker.ServiceClient:
-    """Return the SDK's client; a service that does not answer fails here."""
+    """Return the SDK's client. Fails here if the service does not respond."""
     return tinker.ServiceClient(base_url=base_url)
 
 
 @pytest.fixture(scope="session")
 def model(service: tinker.ServiceClient, pytestconfig: pytest.Config) -> str:
-    """Return the name of the trained model."""
+    """Return the name of the model to train."""
     given = pytestconfig.getoption("--model")
     names = [each.model_name for each in service.get_server_capabilities().supported_models]
     name = given or next(filter(None, names), None)
@@ -59,7 +59,7 @@ def model(service: tinker.ServiceClient, pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(scope="session")
 def renderer(model: str, pytestconfig: pytest.Config) -> str:
-    """Return the name of the model's renderer."""
+    """Return the name of the renderer for the model."""
     from tinker_cookbook import model_info
 
     from evert.bridge.tokens.bases import BASE_RENDERER
@@ -73,7 +73,7 @@ def renderer(model: str, pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture(scope="session")
 def trained(service: tinker.ServiceClient, model: str) -> tinker.TrainingClient:
-    """Return a client that has taken one step on one datum."""
+    """Return a client that has taken one training step on a single datum."""
     client = service.create_lora_training_client(base_model=model, rank=8)
     ids = [5, 6, 7, 8, 9]
     datum = tinker.Datum(

@@ -1,4 +1,4 @@
-"""What evert needs of a Tinker service: sampling, checkpoints, training, resuming."""
+"""What evert needs from a Tinker service: sampling, checkpoints, training and resuming."""
 
 import json
 import subprocess
@@ -11,15 +11,15 @@ import tinker
 
 PROMPT = tinker.ModelInput.from_ints([5, 6, 7])
 pytestmark = [
-    pytest.mark.timeout(1800),  # a server may compile for minutes
-    pytest.mark.filterwarnings("default"),  # the SDK deprecates much that its servers need
+    pytest.mark.timeout(1800),  # a server may compile for several minutes
+    pytest.mark.filterwarnings("default"),  # the SDK deprecates features that its servers need
 ]
 
 
 def sampled(
     client: tinker.SamplingClient, count: int = 1, **params: Any
 ) -> list[tinker.SampledSequence]:
-    """Sample the service's replies to the prompt."""
+    """Sample replies to the prompt from the service."""
     given = tinker.SamplingParams(**{"max_tokens": 8, "temperature": 0.0, **params})
     future = client.sample(prompt=PROMPT, num_samples=count, sampling_params=given)
     return [*future.result().sequences]
@@ -34,7 +34,7 @@ def sampler(trained: tinker.TrainingClient) -> tinker.SamplingClient:
     return trained.save_weights_and_get_sampling_client().result()
 
 
-def test_the_requested_number_of_sequences_comes_with_correct_logprobs(
+def test_the_requested_number_of_sequences_is_returned_with_correct_logprobs(
     sampler: tinker.SamplingClient,
 ) -> None:
     sequences = sampled(sampler, 3, max_tokens=6, temperature=1.0)
@@ -58,7 +58,7 @@ def test_a_reply_ends_at_a_stop_token(sampler: tinker.SamplingClient) -> None:
     assert (sequence.tokens, sequence.stop_reason) == ([first], "stop")
 
 
-def test_saved_weights_are_sampled_by_their_path(
+def test_saved_weights_can_be_sampled_by_their_path(
     service: tinker.ServiceClient, trained: tinker.TrainingClient, sampler: tinker.SamplingClient
 ) -> None:
     saved = trained.save_weights_for_sampler("contract").result()
@@ -77,7 +77,7 @@ def test_training_continues_from_a_saved_state(
     assert greedy(client) == greedy(sampler)
 
 
-def test_identity_trains_two_steps_and_resumes_for_a_third(
+def test_identity_trains_two_steps_and_is_resumed_for_a_third(
     base_url: str, model: str, renderer: str, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -89,7 +89,7 @@ def test_identity_trains_two_steps_and_resumes_for_a_third(
 
     def steps_of_training(steps: int) -> list[int]:
         command = [sys.executable, "-m", "evert.trainers.cli", "train", f"log_path={run}"]
-        subprocess.run([*command, *settings, f"steps={steps}"], check=True)  # its session ends
+        subprocess.run([*command, *settings, f"steps={steps}"], check=True)  # closes its session
         rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
         return [row["step"] for row in rows if "env/all/reward/total" in row]
 

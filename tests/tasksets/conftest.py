@@ -1,9 +1,9 @@
-"""Tasksets with the real benchmarks, and scripts for the model.
+"""Tasksets with the real benchmarks and scripted models.
 
     .frameworks/tasksets/bin/python -m pytest tests/tasksets --environment tasksets
 
-``frameworks/make_environment.py tasksets`` makes the environment. Without ``--environment`` nothing
-here is collected: the packages are not in .venv.
+``frameworks/make_environment.py tasksets`` creates the environment. The packages are not installed
+in .venv, so without ``--environment`` none of these tests is collected.
 """
 
 import json
@@ -20,14 +20,14 @@ from evert.trainers.commands import train
 
 Call = tuple[str, Mapping[str, Any]]
 Said = str | list[Call]
-"""What a model says: words, or tool calls by name and arguments."""
+"""A reply of a model: text, or tool calls by name and arguments."""
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasksets.md"
 
 
 def check_lines_of_the_page(taskset: str) -> None:
-    """Assert that ``evert train`` accepts the page's command lines of a taskset."""
+    """Assert that ``evert train`` accepts the taskset's command lines on the page."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("evert train ")]
     own = [shlex.split(line)[2:] for line in lines if f" tasks={taskset}:" in line]
     assert len(own) == 2
@@ -39,7 +39,7 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 
 def as_text(said: Said) -> str:
-    """Return a reply as the default renderer's model writes it."""
+    """Return a reply in the format of the default renderer's model."""
     if isinstance(said, str):
         return said
     calls = [json.dumps({"name": name, "arguments": given}) for name, given in said]
@@ -47,7 +47,7 @@ def as_text(said: Said) -> str:
 
 
 def scripted_openai(replies: Iterable[Said]) -> openai.OpenAI:
-    """Return OpenAI's own client, with a server that gives these replies in turn."""
+    """Return OpenAI's own client, connected to a server that gives these replies in turn."""
     left = enumerate(replies)
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -64,7 +64,7 @@ def scripted_openai(replies: Iterable[Said]) -> openai.OpenAI:
 
 
 def tool_calls(said: list[Call], number: int) -> list[dict[str, Any]]:
-    """Return calls as a message of the Chat Completions API has them."""
+    """Return calls in the form of a Chat Completions message."""
     return [
         {
             "id": f"call-{number}-{place}",

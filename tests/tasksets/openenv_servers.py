@@ -1,10 +1,11 @@
-"""OpenEnv servers of all kinds in one process, each under its own path.
+"""All types of OpenEnv servers in one process, each under its own path.
 
     python tests/tasksets/openenv_servers.py PORT
 
-``/words`` is what ``openenv init`` writes into the current folder, ``/echo`` OpenEnv's quick start
-with MCP tools. ``/sums`` has tools, ``/walk`` has actions of two fields; both reward each step.
-``/mute`` and ``/mutetools`` never give a reward, and ``/late`` gives one only at the end.
+``/words`` is the template written by ``openenv init`` to the current folder, ``/echo`` OpenEnv's
+quick start with MCP tools. ``/sums`` has tools and ``/walk`` has actions with two fields; both give
+a reward at each step. ``/mute`` and ``/mutetools`` never give a reward, and ``/late`` only at the
+end.
 """
 
 import random
@@ -24,7 +25,7 @@ GOAL = 6
 
 
 class Tools(MCPEnvironment):
-    """An environment of tools without a reward, because the base class gives none."""
+    """An environment with tools but no reward, because the base class does not set one."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -51,14 +52,14 @@ class Tools(MCPEnvironment):
 
 
 class Echo(Tools):
-    """OpenEnv's quick start: the reset has a reward, the calls have none."""
+    """OpenEnv's quick start: the reset has a reward, but calls do not."""
 
     def reset(self, seed: int | None = None, **options: Any) -> Observation:
         return Observation(reward=0.0, metadata={"message": "Echo environment ready!"})
 
 
 class Sums(Tools):
-    """Rewards 0.1 for each sum of two numbers, and 1 for the right answer, which ends it."""
+    """Gives 0.1 for each sum of two numbers, and 1 for the right answer, which ends the episode."""
 
     numbers: tuple[int, int]
 
@@ -102,7 +103,7 @@ class Place(Observation):
 
 
 class Walk(Environment):  # type: ignore[type-arg]
-    """A walk from a random place to a goal; a step nearer earns 1, a step away -1."""
+    """A walk from a random place to a goal. A step towards it earns 1, a step away from it -1."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

@@ -1,4 +1,4 @@
-"""AgentDojo under evert: equal replies earn the rewards of the package's own runner."""
+"""AgentDojo under evert: equal replies earn the same rewards as in the package's own runner."""
 
 import asyncio
 import threading
@@ -31,13 +31,13 @@ WAYS: list[list[str]] = [["user"], [], ["injection", "user"], ["injection"]]
 
 @pytest.fixture(autouse=True)
 def logged(tmp_path: Path) -> Iterator[None]:
-    """Keep the files of the package's runner, one per message, in a temporary folder."""
+    """Send the log files of the package's runner (one per message) to a temporary folder."""
     with OutputLogger(str(tmp_path)):
         yield
 
 
 def script(suite: Any, task: str, roles: Sequence[str]) -> list[Said]:
-    """Return the calls with which the benchmark solves a user's task, or an injection's."""
+    """Return the calls with which the benchmark solves a user task or an injection task."""
     _, *ids = task.split("/")
     user = suite.get_user_task_by_id(ids[0])
     tasks = {"user": user}
@@ -50,7 +50,7 @@ def script(suite: Any, task: str, roles: Sequence[str]) -> list[Said]:
 
 
 def by_agentdojo(suite: Any, task: str, said: list[Said], attack: str) -> tuple[bool, bool]:
-    """Return utility and security by the package's own runner."""
+    """Return utility and security according to the package's own runner."""
     llm = OpenAILLM(scripted_openai(said), "scripted")
     llm.name = "local"
     given: dict[str, Any] = {"model_id": None, "system_message_name": None, "system_message": None}
@@ -67,7 +67,7 @@ def by_agentdojo(suite: Any, task: str, said: list[Said], attack: str) -> tuple[
 
 async def by_evert(agent: AgentDojo, task: str, said: list[Said]) -> tuple[bool, bool]:
     trajectory = await play(agent, *map(as_text, said), task=task)
-    # The package starts again if the fifteenth round of tools ends without a text.
+    # The package starts over if the fifteenth round of tool calls ends without text.
     assert len(trajectory_to_data(trajectory, 1.0)) == (1 if len(said) < 17 else 2)
     metrics = trajectory.transitions[-1].metrics
     utility, security = bool(metrics["utility"]), bool(metrics.get("attacked", True))
@@ -110,7 +110,7 @@ async def test_pairs_with_an_injection_earn_the_runners_reward(name: str, attack
 
 
 @pytest.mark.parametrize("given", [{"defense": one} for one in DEFENSES if one not in LEFT_OUT])
-@pytest.mark.filterwarnings("ignore:The query is not being added")  # the defence adds it again
+@pytest.mark.filterwarnings("ignore:The query is not being added")  # the defense adds it again
 async def test_a_defense_changes_the_policys_prompts(given: dict[str, str]) -> None:
     agent = AgentDojo("banking", **given)
     [call, *_] = script(SUITES["banking"], "banking/user_task_1", ["user"])
@@ -130,7 +130,7 @@ async def test_a_defense_changes_the_policys_prompts(given: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if name not in LEFT_OUT])
-def test_every_attack_has_pairs_and_held_out_pairs_are_of_held_out_user_tasks(attack: str) -> None:
+def test_every_attack_has_pairs_and_held_out_pairs_use_held_out_user_tasks(attack: str) -> None:
     agent = AgentDojo("slack,travel", attack)
     plain = AgentDojo("slack,travel")
     for tasks, users in (
@@ -154,11 +154,11 @@ def test_every_attack_has_pairs_and_held_out_pairs_are_of_held_out_user_tasks(at
     ],
 )
 async def test_no_call_reaches_outside_the_workspace(said: str) -> None:
-    given = {"task": "banking/user_task_1", "on_agent_error": 0.0}  # the package raises on the last
+    given = {"task": "banking/user_task_1", "on_agent_error": 0.0}  # the last case raises an error
     assert reward(await play(AgentDojo("banking"), said, "Done.", **given)) == 0
 
 
-async def test_an_episode_that_is_given_up_ends_its_thread() -> None:
+async def test_a_cancelled_episode_stops_its_thread() -> None:
     before = {*threading.enumerate()}
     env = ChatAgentEnv(AgentDojo("banking"), "banking/user_task_1")
     await env.initial_observation()
@@ -171,13 +171,13 @@ async def test_an_episode_that_is_given_up_ends_its_thread() -> None:
     [
         (
             {"id": "agentdojo:bank"},
-            r"no workspace 'bank'\. Did you mean banking\? It has banking, sl",
+            r"no workspace 'bank'\. Did you mean banking\? Available: banking, sl",
         ),
-        ({"id": "agentdojo:banking", "attack": "manual"}, "no attack 'manual'.* It has .*direct"),
+        ({"id": "agentdojo:banking", "attack": "manual"}, "no attack 'manual'.* Available: .*dir"),
         ({"id": "agentdojo:slack", "defense": "transformers_pi_detector"}, "no defense 'transf"),
         (
             {"id": "agentdojo:slack", "atack": "dos"},
-            r"unexpected .*'atack'\. It takes \(suites: str",
+            r"unexpected .*'atack'\. Its signature is \(suites: str",
         ),
     ],
 )

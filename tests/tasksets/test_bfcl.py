@@ -1,7 +1,7 @@
-"""BFCL under evert: the same calls get the verdict of the package's own checker.
+"""BFCL under evert: equal calls get the same verdict as from the package's own checker.
 
-The package's checker evaluates calls as Python, here only those of scripts; under evert a call only
-calls an API's method by name, in a separate process.
+The checker evaluates calls as Python code, but here it only sees scripted calls. Under evert, a
+call can only call a method of the API by name, in a separate process.
 """
 
 import ast
@@ -32,11 +32,11 @@ Turns = list[list[list[Call]]]
 """Calls by turn and step."""
 
 ROWS = 50
-"""Rows of each category."""
+"""Number of rows per category."""
 
 
 def golden(row: dict[str, Any]) -> Turns:
-    """Return the benchmark's expected calls, one per step."""
+    """Return the calls expected by the benchmark, one per step."""
     docs = _docs(row)
     turns: Turns = []
     for written in row["ground_truth"]:
@@ -60,7 +60,7 @@ def without_the_last(turns: Turns) -> Turns:
 
 
 def mistaken(turns: Turns) -> Turns:
-    """Change the text of the last call that has one."""
+    """Change a text in the last call that has one."""
     changed = [[*turn] for turn in turns]
     for turn in reversed(changed):
         for place, [(name, args)] in reversed([*enumerate(turn)]):
@@ -71,7 +71,7 @@ def mistaken(turns: Turns) -> Turns:
 
 
 def wild(turns: Turns) -> Turns:
-    """Begin with an unknown function, missing arguments and too many arguments."""
+    """Start with an unknown function, missing arguments and too many arguments."""
     bad: list[list[Call]] = [[("no_such", {})], [("cd", {}), ("pwd", {"x": 1})]]
     return [bad + turns[0], *turns[1:]]
 
@@ -88,13 +88,13 @@ RIGHT: list[Callable[[Turns], Turns]] = [whole, all_at_once]
 BROKEN: list[Callable[[Turns], Turns]] = [without_the_last, mistaken, wild, none]
 
 MARK = Path(tempfile.gettempdir()) / f"evert-bfcl-{os.getpid()}"
-"""A file that no call makes."""
+"""A file that must never be created by a call."""
 
 names = count()
 
 
 def by_bfcl(row: dict[str, Any], turns: Turns) -> bool:
-    """Return the verdict of the package's checker, under a unique name: it keeps states by name."""
+    """Return the verdict of the package's checker. It keeps state by name, so names differ."""
     decoded = [[[_written(*call) for call in step] for step in turn] for turn in turns]
     category = row["id"].rpartition("_")[0]
     truth = row["ground_truth"]
@@ -111,7 +111,7 @@ async def played(row: dict[str, Any], turns: Turns, limit: asyncio.Semaphore) ->
         return await play(Bfcl(row["id"].rpartition("_")[0]), *said, task=row["id"])
 
 
-@pytest.mark.timeout(900)  # it plays a hundred episodes
+@pytest.mark.timeout(900)  # plays a hundred episodes
 @pytest.mark.parametrize("category", CATEGORIES)
 async def test_every_row_gets_the_verdict_of_the_packages_own_checker(category: str) -> None:
     rows = [*_rows(category).values()][:: 200 // ROWS]
@@ -125,10 +125,10 @@ async def test_every_row_gets_the_verdict_of_the_packages_own_checker(category: 
         assert all(theirs) if ways is RIGHT else False in theirs
 
 
-# -- what is seen --------------------------------------------------------------------------------
+# -- what the policy sees ------------------------------------------------------------------------
 
 
-async def test_a_row_is_one_datum_unless_the_policy_gets_further_tools() -> None:
+async def test_a_row_is_one_datum_unless_the_policy_gets_additional_tools() -> None:
     limit = asyncio.Semaphore(1)
     for category, data in (("multi_turn_base", 1), ("multi_turn_miss_func", 2)):
         row = _rows(category)[f"{category}_0"]
@@ -153,14 +153,14 @@ async def test_a_missing_tool_is_offered_once_the_user_mentions_it() -> None:
     assert trajectory.transitions[-1].logs["ended"] == "multi_turn:empty_turn_model_response"
 
 
-async def test_too_many_steps_in_a_turn_end_the_row() -> None:
+async def test_too_many_steps_in_a_turn_end_the_episode() -> None:
     said = as_text([("pwd", {})])
     trajectory = await play(Bfcl("multi_turn_base"), lambda prompt: said, task="multi_turn_base_0")
     assert trajectory.transitions[-1].logs["ended"] == "too many steps"
     assert [len(trajectory.transitions), reward(trajectory)] == [21, 0]
 
 
-# -- what a policy may try -----------------------------------------------------------------------
+# -- what a policy may try to do -----------------------------------------------------------------
 
 MATHS = next(
     row["id"] for row in _rows("multi_turn_base").values() if "MathAPI" in row["involved_classes"]
@@ -183,7 +183,7 @@ async def test_a_call_can_only_call_an_api_within_limits(call: Call, ended: str)
     assert not MARK.exists()
 
 
-async def test_an_episode_that_is_given_up_leaves_no_process() -> None:
+async def test_a_cancelled_episode_leaves_no_process_behind() -> None:
     env = ChatAgentEnv(Bfcl("multi_turn_base"), "multi_turn_base_0")
     await env.initial_observation()
     [server] = psutil.Process().children()
@@ -212,10 +212,10 @@ def test_held_out_rows_have_other_scenarios() -> None:
             {"id": "bfcl:multi_turn_bse"},
             r"no category 'multi_turn_bse'\. Did you mean multi_turn_base",
         ),
-        ({"id": "bfcl:live_simple"}, "no category 'live_simple'.* It has multi_turn_base, "),
+        ({"id": "bfcl:live_simple"}, "no category 'live_simple'.* Available: multi_turn_b"),
         (
             {"id": "bfcl:multi_turn_base", "seed": 1},
-            "'seed'.* It takes .categories: str.",
+            "'seed'.* Its signature is .categories: str.",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""MiniWoB++'s pages under evert earn the rewards of the package's own environments."""
+"""MiniWoB++ pages under evert earn the same rewards as in the package's own environments."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def _browser() -> None:
 
 
 def solved(observation: dict[str, Any]) -> list[str]:
-    """Return commands that follow an instruction: type or click on its quoted words."""
+    """Return commands that follow an instruction: type or click on the quoted words."""
     elements = [each for each in observation["dom_elements"] if each["ref"] > 0]
     quoted = re.findall(r'"([^"]+)"', observation["utterance"])
     fields = [each["ref"] for each in elements if each["tag"] in FIELDS]
@@ -55,13 +55,13 @@ def solved(observation: dict[str, Any]) -> list[str]:
 
 
 def first_of_all(observation: dict[str, Any]) -> list[str]:
-    """Return a command for each element, the last first, whatever the instruction is."""
+    """Return a command for each element, starting with the last, whatever the instruction is."""
     refs = [each["ref"] for each in observation["dom_elements"] if each["ref"] > 0]
     return [f"click {ref}" for ref in reversed(refs)]
 
 
 def action(env: Any, said: str) -> Any:
-    """Return a command as the package's own action."""
+    """Convert a command to the package's own action."""
     word, ref, text = (*said.split(" ", 2), "", "")[:3]
     if word == "click":
         return env.create_action("CLICK_ELEMENT", ref=int(ref))
@@ -82,7 +82,7 @@ def in_their_loop(env: Any, seed: int, script: Any) -> tuple[list[str], list[flo
 
 
 @pytest.mark.parametrize("name", PAGES)
-async def test_a_page_earns_the_reward_of_miniwobs_own_environment(name: str) -> None:
+async def test_a_page_earns_the_same_reward_as_in_miniwobs_own_environment(name: str) -> None:
     agent = resolve(miniwob(name).agent, "agent", GameError)
     env: Any = gymnasium.make(f"miniwob/{name}-v1", reward_processor=get_raw_reward).unwrapped
     env.instance.driver.execute_script(f"core.EPISODE_MAX_TIME = {LONG * 1000};")
@@ -134,5 +134,5 @@ def test_an_unknown_page_or_a_missing_browser_is_refused(monkeypatch: pytest.Mon
     with pytest.raises(GameError, match=r"no page 'click-tets'\. Did you mean click-test\?"):
         miniwob("click-tets")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(GameError, match="needs Chromium and chromedriver, .*apt install chromium"):
+    with pytest.raises(GameError, match="both Chromium and chromedriver .*apt install chromium"):
         miniwob("click-test")

@@ -1,4 +1,4 @@
-"""OpenEnv's servers under evert: its template, its quick start, and others of each kind."""
+"""OpenEnv servers under evert: its template, its quick start, and further types of servers."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def filled(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the address of ``openenv_servers.py``."""
+    """Start ``openenv_servers.py``; yield its address."""
     folder = tmp_path_factory.mktemp("words")
     for path in TEMPLATE.rglob("*.py"):
         to = folder / filled(str(path.relative_to(TEMPLATE)))
@@ -98,7 +98,7 @@ SCRIPTS = {"words": words, "echo": echo, "sums": sums, "walk": walk}
 
 
 async def in_their_loop(url: str, name: str, seed: int) -> list[float]:
-    """Return the rewards by OpenEnv's own clients; the reset's counts for the first action."""
+    """Return the rewards with OpenEnv's own clients; the reset's counts for the first action."""
     tools = name in ("echo", "sums")
     async with (MCPToolClient if tools else GenericEnvClient)(f"{url}/{name}") as env:
         results = [await env.reset(seed=seed)]
@@ -126,7 +126,9 @@ async def under_evert(url: str, name: str, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_forty_episodes_earn_the_rewards_of_openenvs_own_client(root: str, name: str) -> None:
+async def test_forty_episodes_earn_the_same_rewards_as_with_openenvs_own_client(
+    root: str, name: str
+) -> None:
     theirs = [await in_their_loop(root, name, seed) for seed in SEEDS]
     assert [await under_evert(root, name, seed) for seed in SEEDS] == [
         pytest.approx(numbers) for numbers in theirs
@@ -135,7 +137,7 @@ async def test_forty_episodes_earn_the_rewards_of_openenvs_own_client(root: str,
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_each_kind_of_environment_is_trained_for_two_steps(
+def test_each_type_of_environment_is_trained_for_two_steps(
     root: str, name: str, tmp_path: Path
 ) -> None:
     run = evert.train(
@@ -196,11 +198,11 @@ async def test_several_calls_in_a_reply_are_several_actions(root: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mute", r"/mute gave no reward at its reset .* set Observation\.reward to a number"),
-        ("mutetools", r"/mutetools gave no reward at its reset and in 8 actions or fewer"),
+        ("mute", r"/mute gave no reward on reset .* set Observation\.reward to a number"),
+        ("mutetools", r"/mutetools gave no reward on reset or within 8 actions"),
     ],
 )
-def test_an_environment_without_rewards_is_refused_before_a_run_begins(
+def test_an_environment_without_rewards_is_refused_before_a_run_starts(
     root: str, name: str, message: str
 ) -> None:
     with pytest.raises(GameError, match=message):
@@ -245,21 +247,21 @@ async def test_concurrent_episodes_have_sessions_until_a_server_is_full(root: st
     async with GenericEnvClient(url) as first, GenericEnvClient(url) as second:
         await first.reset()
         await second.reset()
-        with pytest.raises(AgentError, match="failed at reset: .*parallel=1"):
+        with pytest.raises(AgentError, match="failed during reset: .*parallel=1"):
             await play(agent, "a", "a", task=1)
 
 
 SCHEMA = {"action": {"properties": {"message": {"type": "string"}}, "required": ["message"]}}
 START = {"type": "observation", "data": {"observation": {"text": "Go."}, "reward": 0.0}}
 HOSTILE = {
-    "nothing": (None, r"failed at reset: ConnectionClosed.*1011"),
-    "bytes": (b"\xff", "failed at reset: UnicodeDecodeError"),
-    "text": ("no JSON", "failed at reset: JSONDecodeError"),
-    "a list": ("[]", "failed at reset: AttributeError"),
-    "too much": ("x" * (17 * 2**20), "failed at reset: ConnectionClosed.*1009"),
+    "nothing": (None, r"failed during reset: ConnectionClosed.*1011"),
+    "bytes": (b"\xff", "failed during reset: UnicodeDecodeError"),
+    "text": ("no JSON", "failed during reset: JSONDecodeError"),
+    "a list": ("[]", "failed during reset: AttributeError"),
+    "too much": ("x" * (17 * 2**20), "failed during reset: ConnectionClosed.*1009"),
     "a reward in words": (
         json.dumps({"data": {"reward": "much"}}),
-        "The reward given to client.reward is 'much'",
+        "The reward passed to client.reward is 'much'",
     ),
     "the first answer alone": (json.dumps(START), r"it closed the connection \(1011\)"),
 }
@@ -270,7 +272,7 @@ async def schemas(request: web.Request) -> web.Response:
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-async def test_a_hostile_servers_message_is_named_in_the_error(case: str) -> None:
+async def test_the_error_describes_a_hostile_servers_message(case: str) -> None:
     first, message = HOSTILE[case]
 
     async def answers(request: web.Request) -> web.WebSocketResponse:
@@ -323,8 +325,8 @@ async def test_an_abandoned_episode_closes_its_session_even_if_the_server_is_sil
     ("given", "message"),
     [
         ({"url": "127.0.0.1:8000"}, "is not a URL; expected one like http://HOST:8000"),
-        ({"url": "http://127.0.0.1:9"}, "no OpenEnv server answers there .* Start one"),
-        ({"field": "massage"}, "no text 'massage'. Did you mean message\\? It has message"),
+        ({"url": "http://127.0.0.1:9"}, "there is no OpenEnv server at this URL .* Start one"),
+        ({"field": "massage"}, "no text field 'massage'. Did you mean message\\? Available: m"),
     ],
 )
 def test_an_unplayable_server_is_refused(root: str, given: dict[str, str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""``evert export format=training_trace`` writes OpenEnv's ``TrainingTrace``."""
+"""``evert export format=training_trace`` writes OpenEnv's ``TrainingTrace`` format."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from evert.trainers import cli
 
 
 async def agent(client: Any, task: str) -> float:
-    """Play a conversation, a branch of it, and another conversation."""
+    """Play a conversation, a branch of it, and a separate conversation."""
     messages = [user(task)]
     for _ in range(3):
         reply = (await call(client, *messages)).choices[0].message
@@ -34,7 +34,7 @@ def exported(folder: Path) -> list[tuple[TrainingTrace, RolloutRecord]]:
     return [*zip(map(TrainingTrace.model_validate_json, lines), read_records(folder), strict=True)]
 
 
-def test_openenv_reads_the_traces_with_their_tokens(tmp_path: Path) -> None:
+def test_openenv_can_read_the_traces_with_their_tokens(tmp_path: Path) -> None:
     for trace, record in exported(tmp_path):
         assert len(trace.turns) == record.turns == 5
         for number, turn in enumerate(trace.turns):
@@ -46,7 +46,7 @@ def test_openenv_reads_the_traces_with_their_tokens(tmp_path: Path) -> None:
             assert turn.request["messages"] == record.asked(number)
 
 
-def test_openenvs_token_graph_has_the_parents_of_the_trace(tmp_path: Path) -> None:
+def test_openenvs_token_graph_has_the_parents_given_in_the_trace(tmp_path: Path) -> None:
     for trace, _ in exported(tmp_path):
         graph = RolloutGraph()
         for turn in trace.turns:
@@ -57,7 +57,7 @@ def test_openenvs_token_graph_has_the_parents_of_the_trace(tmp_path: Path) -> No
         assert graph.forks() == [("turn-0", ["turn-1", "turn-3"])]
 
 
-def test_a_trace_that_openenv_writes_is_read_with_its_tokens(tmp_path: Path) -> None:
+def test_a_trace_written_by_openenv_is_read_with_its_tokens(tmp_path: Path) -> None:
     [(trace, record), *_] = exported(tmp_path)
     file = tmp_path / "trace.json"
     file.write_text(trace.model_dump_json(indent=2))

@@ -1,4 +1,4 @@
-"""ScienceWorld's tasks under evert have the scores of the package's own loop."""
+"""ScienceWorld's tasks under evert get the same scores as in the package's own loop."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from evert.envs.tasksets.scienceworld import OFFLINE, ScienceWorld, end, science
 
 STEPS = 30
 WRONG = ["look around", "open the sky", "focus on agent", "reset the world", "inventory", "wait1"]
-"""More than ``FEW`` actions, of which some are none."""
+"""More than ``FEW`` actions, some of which are invalid."""
 
 FEW = 5
 
@@ -40,7 +40,9 @@ def in_their_loop(env: Any, actions: list[str]) -> tuple[list[str], float]:
 
 
 @pytest.mark.parametrize("name", ID2TASK.values())
-async def test_a_task_has_the_score_of_scienceworlds_own_loop(name: str, simulator: Any) -> None:
+async def test_a_task_gets_the_same_score_as_in_scienceworlds_own_loop(
+    name: str, simulator: Any
+) -> None:
     easy = "" if "power" in name or "conductivity" in name else "easy"
     simulator.load(name, 0, easy, generateGoldPath=True)
     simulator.reset()
@@ -57,7 +59,7 @@ async def test_a_task_has_the_score_of_scienceworlds_own_loop(name: str, simulat
         assert scores[0] == 1 > scores[1]
 
 
-def test_the_variations_have_the_benchmarks_own_split(simulator: Any) -> None:
+def test_the_variations_are_split_as_in_the_benchmark(simulator: Any) -> None:
     agent = ScienceWorld("find-plant,identify-life-stages-2")
     expected = {"train": list[str](), "test": list[str]()}
     for name in agent.names.split(","):
@@ -68,7 +70,7 @@ def test_the_variations_have_the_benchmarks_own_split(simulator: Any) -> None:
     assert not {*agent.train_tasks} & {*agent.test_tasks}
 
 
-async def test_an_episode_leaves_no_simulator() -> None:
+async def test_an_episode_leaves_no_simulator_behind() -> None:
     before = set(psutil.Process().children(recursive=True))
     trajectory = await play(
         ScienceWorld("find-plant", steps=1), "inventory", "wait1", task="find-plant/0"
@@ -77,9 +79,11 @@ async def test_an_episode_leaves_no_simulator() -> None:
     assert set(psutil.Process().children(recursive=True)) == before
 
 
-async def test_giving_up_an_episode_while_its_simulator_starts_leaves_no_simulator() -> None:
+async def test_cancelling_an_episode_while_its_simulator_starts_leaves_no_simulator_behind() -> (
+    None
+):
     before = set(psutil.Process().children(recursive=True))
-    client: Any = None  # it is not used yet
+    client: Any = None  # not used before the simulator has started
     playing = asyncio.ensure_future(ScienceWorld("find-plant")(client, "find-plant/0"))
     await asyncio.sleep(0)
     playing.cancel()
@@ -91,7 +95,7 @@ async def test_giving_up_an_episode_while_its_simulator_starts_leaves_no_simulat
 @pytest.mark.parametrize(
     ("names", "given", "message"),
     [
-        ("bole", {}, r"no task 'bole'\. Did you mean boil\? It has boil, melt, "),
+        ("bole", {}, r"no task 'bole'\. Did you mean boil\? Available: boil, melt, "),
         ("boil", {"simplifications": "easi"}, "no simplification 'easi'. Did you mean easy"),
     ],
 )
@@ -100,9 +104,9 @@ def test_unknown_tasks_are_refused(names: str, given: dict[str, str], message: s
         scienceworld(names, **given)
 
 
-def test_a_missing_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [scienceworld(name).id for name in OFFLINE] == [f"scienceworld/{n}" for n in OFFLINE]
     assert "ScienceWorld(names='boil,melt'" in scienceworld("1-1,melt").agent
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(GameError, match="needs Java, 8 or newer"):
+    with pytest.raises(GameError, match="requires Java 8 or newer"):
         scienceworld("boil")

@@ -1,4 +1,4 @@
-"""TextArena's games under evert earn the rewards of TextArena's own loop."""
+"""TextArena's games under evert earn the same rewards as in TextArena's own loop."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ from evert.bridge.import_paths import resolve
 from evert.envs.games import GameError
 from evert.envs.tasksets.textarena import OFFLINE, TextArena, textarena
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of what the games import
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised by packages that the games import
 
 HANOI = ["[A C]", "[A B]", "[C B]", "[A C]", "[B A]", "[B C]", "[A C]"]
 WAYS = ["[up]", "[down]", "[left]", "[right]"]
@@ -53,14 +53,14 @@ AGENTS = {
 
 
 def script(id: str, seed: int) -> Iterator[str]:
-    """Yield scripted moves, then random ones; or random ones from the beginning."""
+    """Yield scripted moves followed by random ones, or only random ones."""
     draw = random.Random(seed)
     first = [] if seed % 2 else GAMES[id]
     return chain(first, iter(lambda: draw.choice(GAMES[id]), None))
 
 
 def in_their_loop(agent: TextArena, seed: int) -> dict[int, float] | None:
-    """Return what each player earns; None if the game gives a text instead of a number."""
+    """Return what each player earns, or None if the game returns a text instead of a number."""
     random.seed(seed)
     moves, over = script(agent.name, seed), False
     env = ta.make(agent.name)
@@ -85,7 +85,7 @@ async def under_evert(agent: TextArena, seed: int) -> dict[int, float] | None:
     return {player: reward(trajectory) for player, trajectory in enumerate(played)}
 
 
-async def test_twenty_concurrent_games_earn_the_rewards_of_textarenas_own_loop() -> None:
+async def test_twenty_concurrent_games_earn_the_same_rewards_as_in_textarenas_own_loop() -> None:
     plays = [(agent, seed) for agent in AGENTS.values() for seed in (0, 1)]
     theirs = [in_their_loop(*each) for each in plays]
     ours = await asyncio.gather(*(under_evert(*each) for each in plays))
@@ -110,10 +110,10 @@ async def test_a_players_conversation_gets_only_the_new_observations_at_each_tur
     assert last.logs["ended"].startswith("Congratulations!")
 
 
-async def test_a_game_prints_nothing_but_other_output_is_kept(
+async def test_the_output_of_a_game_is_suppressed_but_other_output_is_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    agent = TextArena("FrozenLake-v0", options={"size": 3, "num_holes": 9})  # which it warns of
+    agent = TextArena("FrozenLake-v0", options={"size": 3, "num_holes": 9})  # which gives a warning
     await play(agent, lambda _: "[down]", task=0)
     assert capsys.readouterr().out == ""
     game = frozen_lake.FrozenLakeEnv
@@ -138,14 +138,14 @@ def test_a_game_has_its_number_of_seats(name: str, given: dict[str, int], player
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("TicTactoe-v0", {}, r"no game 'TicTactoe-v0'\. Did you mean TicTacToe-v0\? It has .*Nim"),
-        ("Wordle-v0", {}, "not offered: the game loads its words from the network"),
-        ("SpellingBee-v0-small", {}, "not offered: the game loads its words from the network"),
-        ("TwentyQuestions-v0", {}, "not offered: the game asks a model of OpenRouter's"),
+        ("TicTactoe-v0", {}, r"no game 'TicTactoe-v0'\. Did you mean TicTacToe-v0\? Avail.*Nim"),
+        ("Wordle-v0", {}, "not supported because the game downloads its words"),
+        ("SpellingBee-v0-small", {}, "not supported because the game downloads its words"),
+        ("TwentyQuestions-v0", {}, "not supported because the game calls a model on OpenRouter"),
         ("TicTacToe-v0", {"players": 3}, "players=3 .*number of players has to be 2"),
         ("TicTacToe-v0", {"size": 3}, "unexpected keyword argument 'size'"),
-        ("TicTacToe-v0-raw", {}, "shows a list instead of text"),
-        ("UsedCar-v0-balanced", {}, "cannot start .* some of this version do not run"),
+        ("TicTacToe-v0-raw", {}, "are of type list, not text"),
+        ("UsedCar-v0-balanced", {}, "does not start .* some are broken in this version"),
     ],
 )
 def test_an_unplayable_game_is_refused(name: str, given: dict[str, int], message: str) -> None:

@@ -1,4 +1,4 @@
-"""A finished run and a tiny random chat model, made once per session; commands in this process."""
+"""Fixtures: a finished run and a tiny random chat model (once per session), in-process commands."""
 
 import fcntl
 import os
@@ -39,7 +39,7 @@ runpy.run_module("evert.trainers.cli", run_name="__main__", alter_sys=True)
 
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
-    """Restore the signal handlers, which an interrupted command leaves as at a process's end."""
+    """Restore the signal handlers, because an interrupted command does not reset them."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -49,9 +49,9 @@ def signals() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Return a run, made by the command in a process that opens no socket; never change it.
+    """Run the training command in a subprocess that opens no socket; tests must not change the run.
 
-    All workers of a session share it; its output is beside its ``runs`` folder.
+    All workers of a session share it. Its output is saved next to its ``runs`` folder.
     """
     base = tmp_path_factory.getbasetemp()
     home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished"
@@ -69,15 +69,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture
 def copied(finished: RunFolder, tmp_path: Path) -> RunFolder:
-    """Return a copy of the finished run, which a test may change."""
+    """Return a copy of the finished run that a test may change."""
     return copy_of(finished, tmp_path / "copy")
 
 
 @pytest.fixture
 def cli(capsys: Shown) -> Cli:
-    """Return a function that runs ``evert`` here: its output, or its error if ``status`` is not 0.
+    """Return a function that runs ``evert`` in this process and returns its output.
 
-    The first argument is split at spaces; further ones are not.
+    It returns the error output instead if ``status`` is not 0. Only the first argument is split at
+    spaces.
     """
 
     def run(line: str, *words: str, status: int = 0) -> str:
@@ -90,7 +91,7 @@ def cli(capsys: Shown) -> Cli:
 
 @pytest.fixture(scope="session", autouse=True)
 def _alone() -> Iterator[None]:
-    """Remove services' keys, and use one thread, because tiny operations gain nothing from more."""
+    """Remove API keys, and use one thread because tiny operations gain nothing from more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
@@ -101,7 +102,7 @@ def _alone() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the folder of a random Qwen3 model with a byte-level chat tokenizer of 262 tokens."""
+    """Create a random Qwen3 model with a byte-level chat tokenizer of 262 tokens."""
     folder = tmp_path_factory.mktemp("tiny-model")
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
@@ -111,6 +112,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    """Use the embedded engine, with its own store."""
+    """Use the embedded engine with a fresh store."""
     with embedded_engine(tmp_path / "store", device="cpu") as running:
         yield running

@@ -1,9 +1,9 @@
-"""Helpers of the trainers' tests beyond ``tests/kit``. Fixtures are in ``conftest.py``.
+"""Helpers for the trainer tests, in addition to ``tests/kit``. Fixtures are in ``conftest.py``.
 
-- commands: settings of a small run, a copy of a run, another Python, an interrupt;
-- ``spied``: the recorded calls of a function, which still runs;
-- the engine: clients, prompts, data, a little training;
-- models: a tiny tokenizer and model, and an endpoint of another.
+- commands: settings of a small run, copying a run, running Python, sending an interrupt;
+- ``spied``: records the calls of a function, which still runs;
+- the engine: clients, prompts, data, a few training steps;
+- models: a tiny tokenizer and model, and an endpoint for other models.
 """
 
 import functools
@@ -30,13 +30,13 @@ from evert.trainers.rundir.folder import RunFolder
 
 SMALL = ["env=identity", "device=cpu", "batch_size=4", "group_size=4", "samples=2", "eval_every=2"]
 FINISHED = [*SMALL, "steps=3", "save_every=2"]
-"""The settings of the run that ``finished`` is."""
+"""The settings of the ``finished`` run."""
 
 Cli = Callable[..., str]
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment, without variables that change what a command does."""
+    """Return this process's environment, without variables that affect commands."""
     dropped = ("TINKER_", "WANDB_", "FORCE_COLOR", "COLUMNS", "PYTHONWARNINGS")
     return {key: value for key, value in os.environ.items() if not key.startswith(dropped)}
 
@@ -44,16 +44,16 @@ def environment() -> dict[str, str]:
 class _Interrupted:
     def __del__(self) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.001)  # here Python calls the signal's handler
+        time.sleep(0.001)  # Python calls the signal handler here
 
 
 def interrupt_in_finalizer() -> None:
-    """Send Ctrl-C while a finalizer runs, where Python drops exceptions."""
+    """Send Ctrl-C while a finalizer is running, where Python ignores exceptions."""
     _Interrupted()
 
 
 def copy_of(run: RunFolder, path: Path) -> RunFolder:
-    """Return a copy that may be changed; its weights are links, to be replaced, not written."""
+    """Return a copy that may be changed. Its weights are hard links: replace them, don't write."""
 
     def copy(source: str, target: str) -> None:
         (os.link if source.endswith(".safetensors") else shutil.copy2)(source, target)
@@ -62,7 +62,7 @@ def copy_of(run: RunFolder, path: Path) -> RunFolder:
 
 
 def run_python(*arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Run another Python, which must succeed, and return what it prints."""
+    """Run a Python subprocess that must succeed, and return its output."""
     command = [sys.executable, *arguments]
     process = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=800)
     assert process.returncode == 0, process.stdout + process.stderr[-2000:]
@@ -72,7 +72,7 @@ def run_python(*arguments: str, cwd: Path | None = None, env: dict[str, str] | N
 def spied(
     patch: Patch, owner: Any, name: str, note: Callable[..., Any] = lambda *args: args
 ) -> list[Any]:
-    """Record each call of a function as ``note`` of its arguments; return the list."""
+    """Record each call of a function, by default its arguments, and return the list."""
     calls, function = list[Any](), getattr(owner, name)
 
     @functools.wraps(function)
@@ -88,7 +88,7 @@ ADAM = types.AdamParams(learning_rate=1e-2)
 
 
 def trainer_of(model: str, **options: Any) -> Any:
-    """Return a training client of the engine in use."""
+    """Return a training client for a model on the engine in use."""
     return tinker.ServiceClient().create_lora_training_client(model, **options).result()
 
 
@@ -97,22 +97,22 @@ def sampler_of(model: str) -> Any:
 
 
 def snapshot(training: Any) -> Any:
-    """Return a sampling client of a training client's current weights."""
+    """Return a sampling client for a training client's current weights."""
     return training.save_weights_and_get_sampling_client().result()
 
 
 def prompt(*tokens: int) -> types.ModelInput:
-    """Return a prompt of these tokens, or of default ones."""
+    """Return a prompt with these tokens, by default 1, 2, 3."""
     return types.ModelInput.from_ints(list(tokens or (1, 2, 3)))
 
 
 def params(**options: Any) -> types.SamplingParams:
-    """Return the sampling parameters of a reply of eight tokens without a stop."""
+    """Return sampling parameters for a reply of eight tokens without a stop."""
     return types.SamplingParams(**{"max_tokens": 8, "stop": [], **options})
 
 
 def sequences(client: Any, *tokens: int, count: int = 1, **options: Any) -> Any:
-    """Return replies to a prompt."""
+    """Sample replies to a prompt."""
     return client.sample(prompt(*tokens), count, params(**options)).result().sequences
 
 
@@ -128,14 +128,14 @@ def loss_of(client: Any) -> float:
 
 
 def train(client: Any, steps: int = 2) -> None:
-    """Train for some steps, each on another datum."""
+    """Train for several steps, each on a different datum."""
     for step in range(steps):
         client.forward_backward([datum(seed=step)], "cross_entropy")
         client.optim_step(ADAM).result()
 
 
 def shaken(model: Any, noise: float = 0.1) -> Any:
-    """Return the model with noise on all weights, so that omitted norms or biases show."""
+    """Add noise to all weights of a model, so that missing norms or biases become visible."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * noise)
@@ -143,7 +143,7 @@ def shaken(model: Any, noise: float = 0.1) -> Any:
 
 
 def make_tokenizer() -> Any:
-    """Return a tokenizer of bytes and five special tokens."""
+    """Return a byte-level tokenizer with five special tokens."""
     from tokenizers import (  # type: ignore[import-untyped]
         Tokenizer,
         decoders,
@@ -164,7 +164,7 @@ def make_tokenizer() -> Any:
 
 
 def make_model(vocabulary: int, end: int | None) -> Any:
-    """Return a Qwen3 of 60,000 parameters with logits far from uniform."""
+    """Return a Qwen3 with 60,000 parameters whose logits are far from uniform."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config: Any = Qwen3Config
@@ -182,7 +182,8 @@ def make_model(vocabulary: int, end: int | None) -> Any:
 def chat_endpoint(reply: Callable[[dict[str, Any], str], dict[str, Any] | None]) -> Iterator[str]:
     """Serve chat completions; yield the address.
 
-    ``reply`` makes the message from the body and the key; None refuses the request with a 400.
+    ``reply`` takes the request body and the key and returns the message, or None to refuse the
+    request with a 400.
     """
 
     class Handler(BaseHTTPRequestHandler):

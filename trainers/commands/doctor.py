@@ -1,4 +1,4 @@
-"""``evert doctor``: what is installed, what is missing, and what evert would use here."""
+"""``evert doctor``: show what is installed, what is missing, and what evert would use here."""
 
 import os
 import platform
@@ -22,26 +22,26 @@ TESTED = {
     "openai": "3.57.0",
     "peft": "0.21.2",
 }
-"""The newest tested versions of the most important packages."""
+"""Latest tested versions of the most important packages."""
 
 SYSTEMS = {
     "linux": "",
-    "darwin": "tested in simulation only; please report problems",
-    "win32": "tested in simulation only; no commands as agents, evert sweep or rollouts=pool",
+    "darwin": "only tested in simulation; please report problems",
+    "win32": "only tested in simulation; no command agents, evert sweep or rollouts=pool",
 }
-"""What we tell the users of each operating system."""
+"""Note to print for each operating system."""
 
 USAGE = """\
 Usage: evert doctor
 
-Shows what is installed and what is missing, which versions are newer than the tested ones, and
-which device, sandbox and engine evert would use. Changes nothing, and needs no network.
+Shows which packages are installed, missing, or newer than the versions evert was tested with, and
+which device, sandbox and engine evert would use. It changes nothing and works offline.
 """
 
 
 @chz.chz
 class DoctorSettings:
-    """The command has no settings."""
+    """This command has no settings."""
 
 
 def examine(settings: DoctorSettings) -> None:
@@ -64,7 +64,7 @@ def _packages() -> Iterator[tuple[str, str, str]]:
             yield name, "missing", f"pip install {name}"
             continue
         is_newer = _numbers(installed) > _numbers(tested)
-        note = f"newer than {tested}, the newest tested version" if is_newer else ""
+        note = f"newer than {tested}, the latest tested version" if is_newer else ""
         yield name, installed, note
 
 
@@ -101,7 +101,7 @@ def _choices() -> Iterator[tuple[str, str, str]]:
     device = device_kinds()[0]
     names: dict[str, Callable[[], str]] = {
         "cuda": torch.cuda.get_device_name,
-        "mps": lambda: "Apple's GPU; tested on a stand-in for it, not on hardware",
+        "mps": lambda: "Apple GPU; tested with a simulated device, not on real hardware",
         "cpu": lambda: f"{os.cpu_count()} cores",
     }
     yield "device=auto", device, names[device]()

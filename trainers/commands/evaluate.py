@@ -1,13 +1,13 @@
-"""Evaluate models on a game or an agent: ``evert evaluate env=twenty_questions models=...``.
+"""``evert evaluate env=twenty_questions models=...``: evaluate models on a game or an agent.
 
-Every model plays every task several times. The output folder contains
+Every model plays every task several times. The output folder contains:
 
-    evaluation.json                 the settings, with versions
-    episodes.jsonl                  every episode
-    rollouts.jsonl                  every episode's tokens, with record=True
+    evaluation.json                 settings and package versions
+    episodes.jsonl                  all episodes
+    rollouts.jsonl                  the tokens of all episodes (only with record=True)
     scores.csv                      scores by model, split and category
-    splits.png  categories.png      the scores as bars
-    pass_at.png                     pass@k for each k, with pass_at=
+    splits.png  categories.png      bar charts of the scores
+    pass_at.png                     pass@k for each k (only with pass_at=)
 
 Each episode has its own seed, so ``out=FOLDER`` can resume an interrupted evaluation.
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from evert.trainers.episodes.playing import EpisodeLog, EpisodeResult, PlannedEpisode
 
 SHOWN = 3
-"""How many tasks per model are shown with their replies below the table."""
+"""How many tasks per model to print below the table, with the model's reply."""
 SPLITS_FIGURE, CATEGORIES_FIGURE, PASS_AT_FIGURE = "splits.png", "categories.png", "pass_at.png"
 
 USAGE = """\
@@ -62,18 +62,18 @@ Usage: evert evaluate models=NAME[,NAME...] env=GAME [key=value ...]
   evert evaluate env=identity models=vllm:http://127.0.0.1:8000/v1 model_name=Qwen/Qwen3-8B
   evert evaluate agent=... test_tasks=... models=runs/NAME policy_names=gpt-4o models.user=openai:M
   evert evaluate env=tic_tac_toe models=runs/NAME opponent=perfect split=test
-  evert evaluate tasks=all-offline models=runs/NAME   every taskset that needs no network
+  evert evaluate tasks=all-offline models=runs/NAME   all tasksets that work offline
   evert evaluate out=evaluations/NAME      resume an interrupted evaluation
 
-Settings, with their values:
+Settings and their values:
 """
 
-KEYS = chz.chz_fields(EvaluateSettings).keys() - {"frozen"}  # frozen models: models.NAME=
+KEYS = chz.chz_fields(EvaluateSettings).keys() - {"frozen"}  # users pass these as models.NAME=
 MAY_CHANGE = frozenset(
     {"models", "seeds", "pass_at", "parallel", "record", "device", "threads", "out"}
-    | {"base_url", "api_key_env"}  # recorded without passwords; digests tell endpoints apart
+    | {"base_url", "api_key_env"}  # recorded without passwords, so we compare digests
 )
-"""Settings that a resumed evaluation may change, because the finished episodes stay valid."""
+"""Settings that may change on resume without invalidating the finished episodes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,7 +98,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _run_all(pairs: Mapping[str, str]) -> int:
     arguments = {key: value for key, value in pairs.items() if key != "tasks"}
-    settings = read_evaluate_settings({**arguments, "env": "identity"})  # any game will do
+    settings = read_evaluate_settings({**arguments, "env": "identity"})  # any valid game works here
     plan = prepare(settings, settings.models)
     with trusting_code(settings.trust_remote_code):
         _contestants(plan)
@@ -116,7 +116,7 @@ def _contestants(plan: PlayingPlan) -> list["Contestant"]:
 
 def _run_with(settings: EvaluateSettings, plan: PlayingPlan) -> int:
     if settings.out:
-        _check_folder(Path(settings.out).expanduser(), settings)  # before models are loaded
+        _check_folder(Path(settings.out).expanduser(), settings)  # before loading any models
     contestants = _contestants(plan)
     folder = run_folder.output_folder(settings.out, "evaluations", settings.name, EVALUATION)
     console = Console(highlight=False, markup=False, emoji=False)  # print names literally
@@ -128,10 +128,10 @@ def _run_with(settings: EvaluateSettings, plan: PlayingPlan) -> int:
     except (EvertError, KeyboardInterrupt) as stopped:
         prefix = "Interrupted. " if isinstance(stopped, KeyboardInterrupt) else ""
         command = shlex.join(["evert", "evaluate", f"out={folder}"])
-        stopped.add_note(f"{prefix}All finished episodes are kept. To resume: {command}")
+        stopped.add_note(f"{prefix}All finished episodes were saved. To resume: {command}")
         raise
     scored = {episode.model for episode in episodes if episode.reward is not None}
-    return int(any(episode.model not in scored for episode in episodes))  # 1: a model has no score
+    return int(any(episode.model not in scored for episode in episodes))  # 1: unscored model
 
 
 def _check_folder(path: Path, settings: EvaluateSettings) -> None:
@@ -145,8 +145,8 @@ def _check_folder(path: Path, settings: EvaluateSettings) -> None:
     ]
     if changes:
         raise RunFolderError(
-            f"{path} holds an evaluation with different settings:{''.join(changes)}\nTo resume it, "
-            "leave these settings out; to start a new one, choose another out=."
+            f"{path} contains an evaluation with different settings:{''.join(changes)}\nTo resume "
+            "it, leave these settings out. To start a new evaluation, choose a different out=."
         )
 
 
@@ -169,7 +169,7 @@ def _evaluate(
             plan = plan_episodes(contestant.name, contestant.digest, tasks, seeds)
             todo = [(episode, task) for episode, task in plan if episode.key not in log.by_key]
             _play(contestant, settings, todo, log, console)
-            # The log may have these weights under another name.
+            # the same weights may be logged under a different name
             episodes += [replace(log.by_key[e.key], model=e.model) for e, _ in plan]
         _report(episodes, settings, folder, console)
     return episodes
@@ -215,7 +215,7 @@ def _progress(
     def on_episode(episode: "EpisodeResult") -> None:
         nonlocal won, count
         won, count = won + episode.success, count + 1
-        successes = f"{won} successes"  # a rate would be biased, as short episodes end first
+        successes = f"{won} successes"  # short episodes finish first and would bias a rate
         bar.update(task, advance=1, successes=successes)
         if not console.is_terminal and count % -(-total // 5) == 0:
             console.print(f"{name}: {count}/{total}  {successes}", soft_wrap=True)

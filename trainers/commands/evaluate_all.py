@@ -1,11 +1,11 @@
-"""Evaluate on every taskset that needs no network: ``evert evaluate tasks=all-offline models=M``.
+"""``evert evaluate tasks=all-offline models=M``: evaluate on every taskset that works offline.
 
-The packages of tasksets conflict, so each taskset is evaluated in a separate process: with this
-Python, or with the first virtual environment in ``environments=`` that has the packages. A taskset
-whose packages are missing everywhere is reported and left out.
+Tasksets depend on conflicting packages, so each taskset is evaluated in a separate process, using
+this Python or the first virtual environment in ``environments=`` that has the required packages.
+If no environment has them, the taskset is reported and skipped. The output folder contains:
 
-    evaluation.json   the arguments, with versions
-    NAME/ NAME.txt    the evaluation on one taskset, and what it printed
+    evaluation.json   arguments and package versions
+    NAME/ NAME.txt    the evaluation on one taskset, and its console output
     scores.csv        all scores
 
 ``out=FOLDER`` resumes an interrupted evaluation.
@@ -35,12 +35,12 @@ from evert.trainers.system.provenance import origin
 
 ALL = "all-offline"
 TYPED = "typed"
-"""The key under which ``evaluation.json`` has the arguments."""
+"""Key of the arguments in ``evaluation.json``."""
 STOP_SECONDS = 30
-"""How long an interrupted evaluation may take to end before it is killed."""
+"""How long an interrupted evaluation may take to exit before it is killed."""
 
 USUAL = {"split": "test", "max_tasks": "20", "seeds": "1"}
-"""Settings of each evaluation; the taskset's and the user's override them."""
+"""Default settings, which the taskset and the user can override."""
 
 CHECK = """\
 import sys
@@ -54,9 +54,9 @@ except EvertError as error:
 
 
 def run(pairs: Mapping[str, str], settings: EvaluateSettings) -> int:
-    """Evaluate on every offline taskset; return 1 if an evaluation failed.
+    """Evaluate on every offline taskset, and return 1 if any evaluation failed.
 
-    ``pairs`` has the arguments except ``tasks``; ``settings`` has these arguments, parsed.
+    ``pairs`` contains all arguments except ``tasks``, and ``settings`` is the parsed form of them.
     """
     console = Console(highlight=False, markup=False, emoji=False)
     path = output_folder(settings.out, "evaluations", ALL, EVALUATION)
@@ -67,7 +67,7 @@ def run(pairs: Mapping[str, str], settings: EvaluateSettings) -> int:
     rows, has_failed = list[dict[str, str]](), False
     console.print(f"evaluations: {path}", soft_wrap=True)
     if without_list:
-        console.print(f"left out, because they list no offline tasks: {', '.join(without_list)}")
+        console.print(f"skipped, because they list no offline tasks: {', '.join(without_list)}")
     try:
         for number, (name, defaults) in enumerate(tasks, 1):
             out = path / slug(name)
@@ -84,7 +84,7 @@ def run(pairs: Mapping[str, str], settings: EvaluateSettings) -> int:
             folder.write(SCORES, as_csv(rows))
     except KeyboardInterrupt as stopped:
         command = shlex.join(["evert", "evaluate", f"out={path}"])
-        stopped.add_note(f"Interrupted. All finished episodes are kept. To resume: {command}")
+        stopped.add_note(f"Interrupted. All finished episodes were saved. To resume: {command}")
         raise
     console.print(_as_table(rows))
     console.print(f"{path / SCORES}", soft_wrap=True)
@@ -92,19 +92,19 @@ def run(pairs: Mapping[str, str], settings: EvaluateSettings) -> int:
 
 
 def recorded_arguments(out: str | None) -> dict[str, str]:
-    """Return the arguments that a folder records, without ``trust_remote_code``."""
+    """Return the arguments recorded in a folder, except ``trust_remote_code``."""
     record = (read_json(Path(out).expanduser() / EVALUATION) or {}) if out else {}
     arguments: dict[str, str] = record.get(TYPED, {})
     return {key: value for key, value in arguments.items() if key != "trust_remote_code"}
 
 
 def offline_tasks() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
-    """Return the offline tasks, "taskset:name" with settings, and the tasksets that list none."""
+    """Return ("taskset:name", settings) for all offline tasks, and the tasksets that list none."""
     tasks, without_list = list[tuple[str, Mapping[str, str]]](), list[str]()
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
             module = sys.modules[entry.load().__module__]
-        except ImportError:  # the package is only partly installed
+        except ImportError:  # some dependencies are missing
             module = None
         names: Mapping[str, Mapping[str, Any]] = getattr(module, "OFFLINE", {})
         for name, options in names.items():
@@ -116,7 +116,7 @@ def offline_tasks() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
 
 
 def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, str]:
-    """Return the first Python that can make the taskset's game, or "" and why this one can't."""
+    """Return the first Python that can load the taskset, or "" and the first error message."""
     arguments = [f"id={evaluation['tasks']}"]
     arguments += [f"{k[6:]}={v}" for k, v in evaluation.items() if k.startswith("tasks.")]
     interpreters = sorted(Path(environments).expanduser().glob("*/bin/python"))
@@ -128,17 +128,17 @@ def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, s
         if result.returncode == 0:
             return python, ""
         why = why or result.stderr.strip().rpartition("\n")[2]
-    return "", f"left out: {why}"
+    return "", f"skipped: {why}"
 
 
 def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
-    """Evaluate on one taskset; return an error message, or ""."""
+    """Evaluate on one taskset, and return an error message or ""."""
     pairs = [f"{key}={value}" for key, value in evaluation.items()]
     command = [python, "-P", "-m", "evert.trainers.cli", "evaluate", *pairs]
     with (
         output.open("wb") as file,
-        # In a new session, the terminal's Ctrl-C and hang-up do not reach the process. We pass
-        # each on once.
+        # In a new session, the process does not receive Ctrl-C or SIGHUP from the terminal, so we
+        # forward them ourselves, exactly once.
         subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process,
         _hang_up_interrupts(),
     ):
@@ -160,8 +160,8 @@ def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
 
 @contextmanager
 def _hang_up_interrupts() -> Iterator[None]:
-    """Treat the terminal's hang-up like Ctrl-C inside the block, unless it is ignored (nohup)."""
-    if sys.platform == "win32":  # has no SIGHUP
+    """Treat SIGHUP like Ctrl-C inside the block, unless it is ignored (nohup)."""
+    if sys.platform == "win32":  # no SIGHUP on Windows
         yield
         return
     before = signal.getsignal(signal.SIGHUP)
@@ -174,17 +174,17 @@ def _hang_up_interrupts() -> Iterator[None]:
 
 
 def _scores(folder: Path) -> list[dict[str, str]]:
-    """Return an evaluation's scores by split; [] if the evaluation has not finished."""
+    """Return the scores by split, or [] if the evaluation has not finished."""
     return [row for row in read_csv(folder / SCORES) if not row["category"]]
 
 
 def _failed_episodes(folder: Path) -> list[str]:
-    """Return lines with the number of failed episodes and their most common error; [] for none."""
+    """Describe how many episodes failed and their most common error; [] if none failed."""
     from evert.trainers.episodes.playing import EpisodeError, EpisodeLog, failures
 
     try:
         counts = failures([*EpisodeLog(folder).by_key.values()])
-    except EpisodeError:  # another version wrote the log, which the evaluation reported
+    except EpisodeError:  # written by another version; the evaluation already reported this
         return []
     return [f"  {line}" for line in counts.describe().splitlines()] if counts.count else []
 

@@ -1,6 +1,6 @@
-"""``evert export run=RUN min_reward=1 out=sft.jsonl``: write recorded rollouts for other programs.
+"""``evert export run=RUN min_reward=1 out=sft.jsonl``: export recorded rollouts.
 
-``rundir/export_formats.py`` has the formats.
+The formats are defined in ``rundir/export_formats.py``.
 """
 
 import json
@@ -34,40 +34,40 @@ NOUNS = {
 USAGE = """\
 Usage: evert export run=RUN [format=sft] [min_reward=1] [out=sft.jsonl] [key=value ...]
 
-Writes the recorded rollouts of a run or an evaluation (record=) for other programs, one JSON
-object per line:
+Exports the recorded rollouts of a run, or of an evaluation with record=True, for use in other
+programs. Writes one JSON object per line:
 
-  format=sft     conversations for the Cookbook's chat_sl or TRL's SFTTrainer, with their tools
-  format=pairs   the best and the worst episode of each group, for TRL's DPOTrainer
+  format=sft     conversations and their tools, for the Cookbook's chat_sl or TRL's SFTTrainer
+  format=pairs   the best and worst episode of each group, for TRL's DPOTrainer
   format=atif    trajectories with their tokens, in Harbor's interchange format
   format=training_trace   calls with tokens, masks and log-probabilities: OpenEnv's TrainingTrace
   format=otel    spans in OpenTelemetry's GenAI conventions (OTLP), for Langfuse, Phoenix, ...
 
-An out= that does not end in .jsonl is a folder, which datasets.load_dataset can read; atif writes
-one file per trajectory. run= may be another program's trace, in ATIF or as a TrainingTrace.
+If out= does not end in .jsonl, it is a folder that datasets.load_dataset can read. atif writes one
+file per trajectory. run= can also be a trace from another program, in ATIF or TrainingTrace format.
 
 """
 
 
 @chz.chz
 class ExportSettings:
-    """The rollouts to write, the format, and the output."""
+    """The rollouts to export, the format, and the output path."""
 
     run: str = chz.field(doc="folder of a run or an evaluation, or a Recorder's file")
     format: Literal["sft", "pairs", "atif", "training_trace", "otel"] = setting(
-        "sft", "format to write"
+        "sft", "output format"
     )
     min_reward: float | None = setting(
-        None, "lowest total reward of a rollout (group reward included); None: any"
+        None, "skip rollouts whose total reward, including the group reward, is lower than this"
     )
     out: str | None = setting(
-        None, "file or folder to write; None: FORMAT.jsonl, or the folder atif"
+        None, "output file or folder (default: FORMAT.jsonl, or the folder `atif`)"
     )
-    unique: bool = setting(True, "whether duplicate conversations or pairs are written only once")
+    unique: bool = setting(True, "skip duplicate conversations or pairs")
 
 
 class _Selection:
-    """Selects the rollouts to write, and counts rollouts and rows."""
+    """Filters rollouts by reward, and counts rollouts and rows."""
 
     def __init__(self, settings: ExportSettings) -> None:
         self.min_reward = settings.min_reward
@@ -82,8 +82,8 @@ class _Selection:
 
 
 def export(settings: ExportSettings) -> None:
-    """Write the rollouts in the chosen format, and print the number of rows."""
-    record_files(settings.run)  # a wrong name raises before the slow import of the formats
+    """Write the rollouts in the chosen format, and print how many rows were written."""
+    record_files(settings.run)  # raise for a wrong path before the slow import of the formats
     from evert.trainers.rundir.export_formats import FORMATS
 
     console = Console(highlight=False, markup=False)
@@ -98,13 +98,16 @@ def export(settings: ExportSettings) -> None:
     of = f"from {selection.selected} rollouts ({selection.total} recorded)"
     console.print(f"{out}: {count} {of}", soft_wrap=True)
     if left_out:
-        console.print(f"left out: {len(left_out)}. The first: {left_out[0]}", soft_wrap=True)
+        console.print(f"skipped: {len(left_out)}. First reason: {left_out[0]}", soft_wrap=True)
 
 
 def _lines(
     settings: ExportSettings, rows: Iterable["Row"], selection: _Selection
 ) -> Iterator[bytes]:
-    """Yield the rows as JSON without known secrets; ``unique`` drops sft and pairs duplicates."""
+    """Yield rows as JSON with known secrets redacted.
+
+    With ``unique``, sft and pairs rows that occurred before are left out.
+    """
     from evert.bridge.redaction import redacted
 
     indent = 2 if settings.format == "atif" else None
@@ -127,7 +130,7 @@ def _write(settings: ExportSettings, lines: Iterable[bytes]) -> Path:
         number = 0
         for number, line in enumerate(lines):
             write_whole(out / f"{number:06}.json", line)
-        for old in [*out.glob(TRACES)]:  # of an earlier export with more files
+        for old in [*out.glob(TRACES)]:  # left over from a larger export
             if int(old.stem) > number:
                 old.unlink()
         return out
@@ -140,13 +143,13 @@ def _write(settings: ExportSettings, lines: Iterable[bytes]) -> Path:
 def _why_nothing(settings: ExportSettings, selection: _Selection, left_out: Sequence[str]) -> str:
     if left_out:
         what = NOUNS[settings.format][0]
-        return f"No {what} from {selection.selected} rollouts can be written. {left_out[0]}"
+        return f"Could not make a {what} from any of {selection.selected} rollouts. {left_out[0]}"
     if not selection.selected and selection.total:
         least = f"min_reward={settings.min_reward:g}"
-        return f"None of {selection.total} rollouts reaches {least}. Lower min_reward."
+        return f"None of the {selection.total} rollouts reaches {least}. Lower min_reward."
     if selection.selected and settings.format == "pairs":
-        return f"{settings.run} has no group whose rewards differ, so there are no pairs."
-    return f"There is no conversation in {settings.run}: no model was called."
+        return f"There are no pairs to export: in every group of {settings.run}, rewards are equal."
+    return f"{settings.run} contains no conversations, because no model was called."
 
 
 COMMAND = Command(ExportSettings, USAGE, export, "run")

@@ -1,4 +1,4 @@
-"""Make a starter folder from ``src/evert/starters``: ``evert init NAME``."""
+"""``evert init NAME``: create a starter project from ``src/evert/starters``."""
 
 import shutil
 import textwrap
@@ -20,23 +20,23 @@ Usage: evert init [NAME] [--agent openai|openai-agents|anthropic|langgraph|comma
   evert init my-agent
   evert init my-agent --agent langgraph
 
-Makes a folder with an agent, its tasks, a test that needs no model, and a README with the commands
-to play, train and evaluate the agent.
+Creates a folder with an agent, its tasks, a test that runs without a model, and a README with the
+commands to play, train and evaluate the agent.
 
 """
 
 
 class InitError(EvertError, FileExistsError):
-    """The path to make already exists, and is not an empty folder."""
+    """The target path already exists and is not an empty folder."""
 
 
 @chz.chz
 class InitSettings:
-    """The folder, and the kind of agent."""
+    """The folder, and the type of agent."""
 
-    name: str = setting("my-agent", "folder to make")
+    name: str = setting("my-agent", "folder to create")
     agent: Literal["openai", "openai-agents", "anthropic", "langgraph", "command"] = setting(
-        "openai", "the SDK or framework of the agent; command: a program in any language"
+        "openai", "SDK or framework the agent uses, or command for a program in any language"
     )
 
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> InitSettings:
-    """Read ``NAME --agent KIND``, which is short for ``name=NAME agent=KIND``."""
+    """Parse ``NAME --agent KIND``, which is short for ``name=NAME agent=KIND``."""
     pairs = list[str]()
     for word in arguments:
         if pairs and pairs[-1] == "--agent":
@@ -63,8 +63,8 @@ def _init(settings: InitSettings) -> None:
     folder = Path(settings.name).expanduser()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InitError(
-            f"{folder} already exists and is not an empty folder. Nothing was changed. Choose "
-            "another name: evert init NAME."
+            f"{folder} already exists and is not an empty folder, so nothing was changed. Choose "
+            "a different name: evert init NAME."
         )
     for part in ("common", settings.agent):
         source = Path(str(files("evert"))) / "starters" / part

@@ -1,4 +1,4 @@
-"""Show what a model's chat format supports, before a long run: ``evert model check FOLDER``."""
+"""``evert model check FOLDER``: show what a model's chat format supports, before a long run."""
 
 import textwrap
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ Usage: evert model check FOLDER
   evert model check my-model chat_template.enable_thinking=False
 
 Shows how the model's chat template renders system prompts, tools, tool calls, reasoning and
-history, how replies are parsed, what is lost, and which setting helps.
+history, how replies are parsed, what gets lost, and which settings can help.
 
 Settings:
 """
@@ -29,17 +29,17 @@ Settings:
 class CheckSettings:
     """The model to check."""
 
-    model: str = chz.field(doc="a Hugging Face folder with a tokenizer, or a model's name")
-    renderer_name: str | None = setting(None, "the renderer; None: the one that fits the model")
-    chat_template: Mapping[str, Any] = by_path(
-        "values of variables that the model's chat template reads"
+    model: str = chz.field(doc="model name, or a Hugging Face folder with a tokenizer")
+    renderer_name: str | None = setting(
+        None, "renderer name (default: the one that matches the model)"
     )
+    chat_template: Mapping[str, Any] = by_path("variables to pass to the model's chat template")
 
 
 def screen(
     model: str, renderer_name: str | None = None, variables: Mapping[str, Any] | None = None
 ) -> str:
-    """Return what a model's chat format supports, as one screen of text."""
+    """Summarize what a model's chat format supports."""
     from evert.bridge.tokens.template import TemplateRenderer
     from evert.bridge.tokens.template_report import template_report
 
@@ -50,7 +50,7 @@ def screen(
     if isinstance(renderer, TemplateRenderer):
         rows += template_report(renderer)
     else:
-        rows += [("format", f"the Cookbook's; to use the model's own: renderer_name={TEMPLATE}")]
+        rows += [("format", f"the Cookbook's; for the model's own, set renderer_name={TEMPLATE}")]
     return "\n".join(_row(*row) for row in rows)
 
 

@@ -1,4 +1,4 @@
-"""Export trained weights for other programs: ``evert model export model=runs/NAME out=FOLDER``."""
+"""``evert model export model=runs/NAME out=FOLDER``: export trained weights."""
 
 import os
 from contextlib import nullcontext, suppress
@@ -29,9 +29,9 @@ FORMATS = {
     "adapter": ("float32",),
     "gguf": ("f32", "f16", "bf16", "q8_0"),
 }
-"""Format -> the types that its weights can have; the first one is the default."""
+"""Weight dtypes that each format supports. The first one is the default."""
 
-BAR = 1e-4  # largest allowed difference of a log-probability in float32
+BAR = 1e-4  # maximum log-probability difference in float32
 
 USAGE = """\
 Usage: evert model export model=runs/NAME out=FOLDER [format=...] [dtype=...]
@@ -41,15 +41,15 @@ Usage: evert model export model=runs/NAME out=FOLDER [format=...] [dtype=...]
   evert model export model=runs/NAME@20 out=lora format=adapter    for peft and vLLM
   evert model export model=runs/NAME out=gguf format=gguf dtype=q8_0  for llama.cpp and Ollama
 
-The result is loaded again, and its log-probabilities are compared with those of the run's own
-weights. If they differ by more than 1e-4 in float32, nothing is written.
+To verify the export, evert loads it again and compares its log-probabilities with those of the
+original weights. If they differ by more than 1e-4 in float32, nothing is written.
 
 Settings:
 """
 
 
 class ExportError(EvertError, ValueError):
-    """The weights cannot be exported in this format, or to this folder."""
+    """The weights cannot be exported in this format or to this folder."""
 
 
 @chz.chz
@@ -57,10 +57,12 @@ class ModelExportSettings:
     """The weights to export, and the format."""
 
     model: str = chz.field(doc="runs/NAME, runs/NAME@STEP, tinker://..., a base or a folder")
-    out: str = chz.field(doc="the folder to write: a new or an empty one")
+    out: str = chz.field(doc="output folder; must be new or empty")
     format: str = setting("merged", f"one of {', '.join(FORMATS)}")
     dtype: str = setting(
-        "", "; ".join(f"{key}: {', '.join(FORMATS[key])}" for key in FORMATS) + "; '': its first"
+        "",
+        "; ".join(f"{key}: {', '.join(FORMATS[key])}" for key in FORMATS)
+        + " (default: the first one of the format)",
     )
     trust_remote_code: bool = trust()
 
@@ -73,7 +75,7 @@ def _run(settings: ModelExportSettings) -> int:
 
 
 def _dtype_and_weights(settings: ModelExportSettings) -> tuple[str, ModelRef]:
-    """Check the settings before slow imports; return the dtype and the weights."""
+    """Validate the settings before the slow imports; return the dtype and the weights."""
     if (form := settings.format) not in FORMATS:
         raise ExportError(f"format={form}: expected one of {', '.join(FORMATS)}.")
     dtype = settings.dtype or FORMATS[form][0]
@@ -82,10 +84,12 @@ def _dtype_and_weights(settings: ModelExportSettings) -> tuple[str, ModelRef]:
         raise ExportError(f"dtype={dtype}: with format={form}, expected one of {expected}.")
     out = Path(settings.out).expanduser()
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
-        raise ExportError(f"{out} already exists and is not empty. Choose another folder: out=.")
+        raise ExportError(
+            f"{out} already exists and is not empty. Choose a different folder with out=...."
+        )
     if form == "gguf" and find_spec("gguf") is None:
         raise MissingPackageError(
-            "format=gguf requires the package gguf, which is not installed. Install it: pip "
+            "format=gguf requires the gguf package, which is not installed. Install it with: pip "
             "install 'evert[gguf]'."
         )
     named_weights: Any = (
@@ -95,11 +99,13 @@ def _dtype_and_weights(settings: ModelExportSettings) -> tuple[str, ModelRef]:
     )
     if _is_hosted(named_weights):
         if not os.environ.get(KEY):
-            raise ExportError(f"{settings.model} is on a Tinker service: set {KEY} to your key.")
+            raise ExportError(
+                f"{settings.model} is stored on a Tinker service. Set {KEY} to your API key."
+            )
     elif form == "adapter":
         folder = named_weights.folder if named_weights.model_path else None
         if folder is None or not (folder / "adapter_config.json").exists():
-            raise ExportError(f"{settings.model} has no adapter: leave out format=adapter.")
+            raise ExportError(f"{settings.model} has no adapter. Remove format=adapter.")
     return dtype, named_weights
 
 
@@ -108,11 +114,11 @@ def _is_hosted(named_weights: ModelRef) -> bool:
 
 
 def export(settings: ModelExportSettings, dtype: str, named_weights: ModelRef) -> str:
-    """Write the folder, and return a summary for the user.
+    """Export the weights to the folder, and return a summary for the user.
 
     Raises:
-        EvertError: The folder cannot be written, or its log-probabilities differ from the run's.
-            No files are left at ``out``.
+        EvertError: The folder cannot be written, or the exported model's log-probabilities differ
+            from the run's. Nothing is written to ``out`` in that case.
     """
     from evert.trainers.engine.models import exporting
     from evert.trainers.engine.models.importing import draft_of, greedy_reply
@@ -128,22 +134,22 @@ def export(settings: ModelExportSettings, dtype: str, named_weights: ModelRef) -
             temperature = float((named_weights.run.get("cookbook") or {}).get("temperature") or 1)
             tokenizer, stops = weights.tokenizer, weights.stops
             exporting.write_model(model, tokenizer, draft, dtype, stops, temperature)
-            del model  # before it is loaded again
+            del model  # free the memory before loading the export
         (draft / "README.md").write_text(_card(settings, dtype, weights))
         model = exporting.load_export(draft, draft.parent)
         logprobs = exporting.token_logprobs(model, weights.ids)
         difference = float((logprobs - logprobs.new_tensor(weights.logprobs)).abs().max())
         if dtype in ("float32", "f32") and not weights.hosted and not difference <= BAR:
             raise ExportError(
-                f"The exported weights give log-probabilities that differ by {difference:.2g} from "
-                f"those of the run; expected at most {BAR:g}. Nothing is written; please report it."
+                f"The log-probabilities of the exported weights differ by {difference:.2g} from "
+                f"the run's; expected {BAR:g} or less. Nothing was written. Please report this bug."
             )
         reply = greedy_reply(model, weights.prompt, weights.stops)
     return _summary(settings, weights, difference, reply)
 
 
 class _Weights:
-    """The weights as files, and what the run's own engine computes with them."""
+    """The weights on disk, with reference outputs computed by the run's own engine."""
 
     def __init__(self, named_weights: ModelRef, work: Path) -> None:
         import tinker
@@ -184,11 +190,11 @@ class _Weights:
 
         folder = base_path(self.base) if self.base in BASES else Path(self.base).expanduser()
         self.on_hub = not folder.is_dir()
-        self.source = self.base if self.on_hub else str(folder.absolute())  # for other programs
+        self.source = self.base if self.on_hub else str(folder.absolute())  # recorded in the export
 
 
 def _download(service: Any, named_weights: ModelRef, work: Path) -> tuple[str, Path]:
-    """Download weights from a service; return their base and the adapter in PEFT's format."""
+    """Download weights from a service. Return the base's name and the PEFT adapter's folder."""
     from tinker_cookbook import weights
     from tinker_cookbook.exceptions import TinkerCookbookError
 
@@ -210,7 +216,7 @@ def _download(service: Any, named_weights: ModelRef, work: Path) -> tuple[str, P
 
 
 def _card(settings: ModelExportSettings, dtype: str, weights: _Weights) -> str:
-    """Return the model card: metadata for the Hub, and where the weights come from."""
+    """Return the model card, with Hub metadata and a table that shows the weights' origin."""
     from huggingface_hub import ModelCardData
     from huggingface_hub.file_download import try_to_load_from_cache
     from huggingface_hub.repocard import metadata_load
@@ -218,7 +224,7 @@ def _card(settings: ModelExportSettings, dtype: str, weights: _Weights) -> str:
     named_weights, source, on_hub = weights.named_weights, weights.source, weights.on_hub
     readme = try_to_load_from_cache(source, "README.md") if on_hub else f"{source}/README.md"
     terms = None
-    with suppress(Exception):  # a README may hold anything
+    with suppress(Exception):  # the README may be missing or malformed
         terms = (metadata_load(str(readme)) or {}).get("license")
     data = ModelCardData(
         license=terms,
@@ -243,7 +249,7 @@ def _card(settings: ModelExportSettings, dtype: str, weights: _Weights) -> str:
 
 
 def _reward(named_weights: ModelRef) -> str:
-    """Describe the rewards on held-out tasks; "" if these weights were not scored."""
+    """Return the rewards on held-out tasks as text, or "" if these weights were not scored."""
     run = None if named_weights.checkpoints is None else RunFolder(named_weights.checkpoints.parent)
     if run is None or not run.before or str(run.result.get("steps")) != named_weights.step:
         return ""
@@ -260,9 +266,11 @@ def _summary(
     same = sum(a == b for a, b in zip(reply, weights.reply, strict=False))
     count = f"{same} of {len(weights.reply)} tokens match the run"
     answer = weights.tokenizer.decode(reply, skip_special_tokens=True).strip()
-    template = "the exported template renders the run's prompts"
+    template = "the exported chat template renders prompts exactly as in training"
     if not weights.has_template:
-        template = f"other programs render prompts differently than the run's {weights.renderer}"
+        template = (
+            f"other programs will render prompts differently from the run's {weights.renderer}"
+        )
     ask = f'pipeline("text-generation", "{settings.out}")([{{"role": "user", "content": "Hi"}}])'
     python = f"python -c {quote(f'from transformers import pipeline; print({ask})')}"
     rank = weights.named_weights.run.get("lora_rank") or 32
@@ -280,16 +288,16 @@ def _summary(
     }[settings.format]
     lines = [
         f"written: {settings.out}",
-        f"  checked     loaded again: log-probabilities differ by at most {difference:.1e}",
+        f"  verified    reloaded; log-probabilities differ by at most {difference:.1e}",
         f"  chat        {template}",
-        f"  says        {QUESTION} -> {answer} ({count})",
+        f"  sample      {QUESTION} -> {answer} ({count})",
     ]
     if settings.format == "adapter" and not weights.on_hub:
         lines += [
-            f"  base        {weights.source}, a folder on this machine; on another machine, set",
+            f"  base        {weights.source}, a local folder; on other machines, change",
             "              base_model_name_or_path in adapter_config.json to its path there",
         ]
-    return "\n".join([*lines, "Use it:", *(f"  {command}" for command in commands)])
+    return "\n".join([*lines, "To use it:", *(f"  {command}" for command in commands)])
 
 
 COMMAND = Command(ModelExportSettings, USAGE, _run, "model", "model export")

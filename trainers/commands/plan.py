@@ -1,6 +1,7 @@
-"""Estimate what training a model takes: ``evert engine plan model=NAME``.
+"""``evert engine plan model=NAME``: estimate what it takes to train a model.
 
-For a local model: memory, from its configuration alone. For a service's model: cost in dollars.
+For local models, estimates the memory from the model's config, without loading the weights. For
+models on the hosted service, estimates the cost in dollars.
 """
 
 from typing import TYPE_CHECKING
@@ -25,35 +26,35 @@ Usage: evert engine plan model=NAME [key=value ...]
   evert engine plan model=path/to/Qwen3-4B full_parameter=True device=cuda
   evert engine plan model=Qwen/Qwen3-8B steps=20 batch_size=32 group_size=8 tokens=1000 turns=3
 
-The last example estimates the cost of a run on the hosted Tinker service, which has that model.
+The last example estimates the cost of a run on the hosted Tinker service, which offers that model.
 
-Settings, with their values:
+Settings and their values:
 """
 
 
 @chz.chz
 class PlanSettings:
-    """The model, and how the engine or the service would train it."""
+    """The model to plan for, and how it would be trained."""
 
-    model: str = setting(BASE_MODEL, "a base, a Hugging Face folder, a cached Hub name, or a run")
+    model: str = setting(BASE_MODEL, "base, Hugging Face folder, cached Hub model, or run")
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda, mps or auto")
-    dtype: Dtype = setting("auto", "type of the weights; auto: bfloat16 on CUDA with an adapter")
+    dtype: Dtype = setting("auto", "weight dtype; auto uses bfloat16 on CUDA with an adapter")
     full_parameter: bool | None = setting(
-        None, "train all weights, not an adapter; None: for models below 50 M parameters"
+        None, "train all weights instead of an adapter (default: for models below 50M parameters)"
     )
-    lora_rank: int = size(32, "rank of the adapter, if one is trained")
-    samplers: int = size(2, "versions of the weights kept in memory to sample from", 0)
+    lora_rank: int = size(32, "LoRA rank, if an adapter is trained")
+    samplers: int = size(2, "how many versions of the weights to keep in memory for sampling", 0)
     tokens: int = size(
-        2048, "tokens of a row (a prompt with its reply); the service: tokens of an episode"
+        2048, "tokens per row (a prompt and its reply), or per episode on the service"
     )
     gradient_checkpointing: bool | None = setting(
-        None, "whether the backward pass recomputes layers; None: if needed"
+        None, "recompute layers in the backward pass (default: if memory requires it)"
     )
-    steps: int = size(20, "the service: training steps")
-    batch_size: int = size(32, "the service: groups (tasks) per step")
-    group_size: int = size(8, "the service: episodes per group")
-    turns: int = size(1, "the service: model calls per episode")
+    steps: int = size(20, "training steps (service only)")
+    batch_size: int = size(32, "groups (tasks) per step (service only)")
+    group_size: int = size(8, "episodes per group (service only)")
+    turns: int = size(1, "model calls per episode (service only)")
 
 
 def _run(settings: PlanSettings) -> int:
@@ -70,7 +71,7 @@ main = COMMAND.main
 
 
 def make_plan(settings: PlanSettings) -> "MemoryPlan":
-    """Estimate the memory that the settings' model needs."""
+    """Estimate how much memory it takes to train the model."""
     model = find_model(settings.model, is_local=True)
     weights = check_weights(model, f"model={settings.model}", "planned", OR_RUN)
 
@@ -92,29 +93,29 @@ def make_plan(settings: PlanSettings) -> "MemoryPlan":
 
 
 def as_text(plan: "MemoryPlan", tokens: int) -> str:
-    """Return the plan as text for rows of ``tokens`` tokens, with advice if memory is too small."""
+    """Format the plan for rows of ``tokens`` tokens, with advice if there is too little memory."""
     trains = "all weights" if plan.rank is None else f"an adapter of rank {plan.rank}"
     suffix = ", layers recomputed in the backward pass" if plan.checkpointing else ""
     rows = [
-        ("the base's weights", in_bytes(plan.base), str(plan.dtype).removeprefix("torch.")),
-        ("the adapter", in_bytes(plan.adapter), "float32") if plan.rank else None,
-        ("gradient and Adam", in_bytes(plan.optimizer), ""),
-        ("to sample from", in_bytes(plan.samplers), "beside the base" if plan.rank else "copies"),
-        ("a training pass", in_bytes(plan.training_pass), f"{plan.pass_tokens:,} tokens{suffix}"),
-        ("keys and values", in_bytes(plan.cache), f"at most: {plan.cache_tokens:,} tokens"),
-        ("rows at a time", f"{plan.rows(tokens):,}", f"of {tokens:,} tokens; other rows wait"),
+        ("base weights", in_bytes(plan.base), str(plan.dtype).removeprefix("torch.")),
+        ("adapter", in_bytes(plan.adapter), "float32") if plan.rank else None,
+        ("gradients and Adam", in_bytes(plan.optimizer), ""),
+        ("sampling weights", in_bytes(plan.samplers), "adapters" if plan.rank else "copies"),
+        ("training pass", in_bytes(plan.training_pass), f"{plan.pass_tokens:,} tokens{suffix}"),
+        ("KV cache", in_bytes(plan.cache), f"at most {plan.cache_tokens:,} tokens"),
+        ("concurrent rows", f"{plan.rows(tokens):,}", f"of {tokens:,} tokens each"),
     ]
     lines = [
         f"{plan.model}: {plan.parameters:,} parameters; trains {trains} on {plan.device}",
         *(f"  {row[0]:<20}{row[1]:>10}  {row[2]}".rstrip() for row in rows if row is not None),
-        f"needed all the time: {in_bytes(plan.held)}; free now: {in_bytes(plan.free)}",
-        f"a datum may have about {plan.longest:,} tokens",
+        f"always in use: {in_bytes(plan.held)}; free now: {in_bytes(plan.free)}",
+        f"maximum length of a datum: about {plan.longest:,} tokens",
     ]
     return "\n".join([*lines, *([] if plan.fits else [_advice(plan)])])
 
 
 def hosted_plan(settings: PlanSettings) -> str:
-    """Return the plan of a run on the service, whose model is one of ``PRICES``."""
+    """Format the cost estimate for a run on the service; the model must be in ``PRICES``."""
     episodes = settings.steps * settings.batch_size * settings.group_size
     tokens, turns = settings.tokens, settings.turns
     cost = run_cost(PRICES[settings.model], episodes, tokens, turns)
@@ -123,15 +124,15 @@ def hosted_plan(settings: PlanSettings) -> str:
     rows = [
         ("episodes", f"{episodes:,}", shape),
         ("tokens", f"{episodes * tokens:,}", f"{tokens:,} per episode, in {turns} model calls"),
-        ("a step", str(step), "mostly prompts to mostly replies"),
-        ("the run", str(cost), ""),
+        ("one step", str(step), "depends on how many tokens are replies"),
+        ("total", str(cost), ""),
     ]
     lines = [
-        f"{settings.model} on the hosted service, at its prices of {DATE}",
+        f"{settings.model} on the hosted service, at prices from {DATE}",
         *(f"  {name:<10}{value:>24}  {note}".rstrip() for name, value, note in rows),
-        "Not counted: evaluation, warm-up, a KL penalty, and storage of checkpoints ($0.10 per "
+        "Not included: evaluation, warm-up, KL penalty, and checkpoint storage ($0.10 per "
         "GB-month).",
-        f"Prices change: {SOURCE}",
+        f"For current prices, see {SOURCE}",
     ]
     return "\n".join(lines)
 
@@ -144,11 +145,11 @@ def _advice(plan: "MemoryPlan") -> str:
         "gradient_checkpointing=True" if not plan.checkpointing else "",
         "a smaller model, or a machine with more memory",
     ]
-    return f"It does not fit: {need} is needed. Try {', '.join(filter(None, ways))}."
+    return f"Not enough memory: training needs {need}. Try {', '.join(filter(None, ways))}."
 
 
 def in_bytes(count: int) -> str:
-    """Format a number of bytes: ``3.4 MB``."""
+    """Format a byte count, like ``3.4 MB``."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"

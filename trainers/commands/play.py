@@ -1,4 +1,4 @@
-"""Play one episode in the terminal, turn by turn: ``evert play env=guess_number model=me``."""
+"""``evert play env=guess_number model=me``: play one episode in the terminal, turn by turn."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,21 +23,22 @@ if TYPE_CHECKING:
 USAGE = """\
 Usage: evert play model=NAME env=GAME [key=value ...]
 
-  evert play env=guess_number model=me     you type the replies
+  evert play env=guess_number model=me     type the replies yourself
   evert play agent=my_module:agent task=7 model=runs/NAME
   evert play agent=my_module:agent test_tasks=my_module:TASKS task=3 model=openai:gpt-5-mini
   evert play env=identity model=evert-tiny record=True out=plays/first
 
-Shows one episode in the terminal: what each request adds, the tools, the reply, the reward; then
-the whole episode as tokens. For the same task and seed, evert evaluate plays the same episode.
+Plays one episode in the terminal. Shows the new messages of each request, the tools, the replies
+and the reward, and finally the whole episode as tokens. evert evaluate plays the same episode if
+you give it the same task and seed.
 
-With model=me, each line that you type is a reply; a \\ at its end continues it on the next line. To
-call a tool that the agent offers, type NAME KEY=VALUE ... Ctrl-D ends the episode.
+With model=me, each line you type is a reply; end a line with \\ to continue it on the next line. To
+call one of the agent's tools, type NAME KEY=VALUE ... Press Ctrl-D to end the episode.
 
-Settings, with their values:
+Settings and their values:
 """
 
-KEYS = (chz.chz_fields(PlaySettings).keys() - {"frozen"}) | {"models"}  # frozen ones: models.NAME=
+KEYS = (chz.chz_fields(PlaySettings).keys() - {"frozen"}) | {"models"}  # models.NAME=
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> PlaySettings:
-    """Read the settings."""
+    """Parse the command line."""
     return read_playing_settings(PlaySettings, read_pairs(arguments, KEYS, "env"))
 
 

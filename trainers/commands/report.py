@@ -1,4 +1,4 @@
-"""``evert report RUN [RUN ...]``: save the viewer's page about runs, with figures."""
+"""``evert report RUN [RUN ...]``: save the viewer's page for some runs, along with plots."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +16,8 @@ PAGE = "index.html"
 USAGE = """\
 Usage: evert report RUN [RUN ...] [key=value ...]
 
-Saves the page that `evert view` shows for runs (finished or not) or evaluations, and their figures
-as PNG files. The page is a single file of at most 16 MB, which you can send to others.
+Saves the page that `evert view` shows for these runs or evaluations, and saves their plots as PNG
+files. Runs don't have to be finished. The page is a single file of at most 16 MB, easy to share.
 
   evert report runs/NAME
   evert report runs/* out=comparison sample_price=1.5
@@ -27,16 +27,16 @@ as PNG files. The page is a single file of at most 16 MB, which you can send to 
 
 @chz.chz
 class ReportSettings(PriceSettings):
-    """The settings of a report."""
+    """Settings for ``evert report``."""
 
-    out: str = setting("", "folder to write; '': `report` in the first run's folder")
-    title: str = setting("", "title of the page; '': the names of the runs")
-    smooth: float = setting(0.6, "weight of past values in the bold lines, at least 0 and below 1")
+    out: str = setting("", "output folder (default: `report` in the first run's folder)")
+    title: str = setting("", "page title (default: the names of the runs)")
+    smooth: float = setting(0.6, "smoothing factor of the bold lines, at least 0 and less than 1")
 
     @chz.validate
     def _check(self) -> None:
         if not 0 <= self.smooth < 1:
-            raise ReportError(f"smooth must be at least 0 and below 1, got {self.smooth:g}.")
+            raise ReportError(f"smooth must be at least 0 and less than 1, got {self.smooth:g}.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,19 +47,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> None:
     page = write_report(*parse(arguments))
     print(f"report: {page}")
-    print(f"figures: {len(list(page.parent.glob('*.png')))} PNG files beside it")
+    print(f"plots: {len(list(page.parent.glob('*.png')))} PNG files in the same folder")
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], ReportSettings]:
-    """Read the command line: the runs, each once, and the settings."""
+    """Parse the command line into the runs (without duplicates) and the settings."""
     paths, settings = read_paths_and_settings(ReportSettings, arguments)
     if not paths:
-        raise ReportError("No run to report. Name the folder of a run, for example runs/NAME.")
+        raise ReportError("No run given. Pass the folder of a run, for example runs/NAME.")
     return paths, settings
 
 
 def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
-    """Write the page, and the runs' figures in the same folder; return the page's path."""
+    """Write the page and the plots to one folder, and return the path of the page."""
     runs = _read_runs(paths)
 
     from evert.trainers.reporting.drawing import draw_figures
@@ -71,8 +71,8 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
 
     if len(runs) > MOST_LINES:
         raise ReportError(
-            f"Got {len(runs)} runs; a figure can show {MOST_LINES} at most. Pass fewer, or make "
-            "several reports."
+            f"Got {len(runs)} runs, but a plot can show at most {MOST_LINES}. Pass fewer runs, or "
+            "create several reports."
         )
     out = Path(settings.out).expanduser() if settings.out else runs[0].path / "report"
     title = settings.title or " · ".join(dict.fromkeys(run.name for run in runs))
@@ -80,8 +80,8 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReportError(
-            f"The report cannot be written to {out}: {error.strerror or error}. Name another "
-            "folder with out=."
+            f"The report cannot be written to {out}: {error.strerror or error}. Choose a "
+            "different folder with out=."
         ) from error
     with indexed([run.path for run in runs]) as index:
         page = saved_page(Answers(index, settings.prices), title, settings.smooth)
@@ -93,8 +93,8 @@ def write_report(paths: Sequence[Path], settings: ReportSettings) -> Path:
 
 
 def _read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the runs; among several paths, report and skip those that are not runs."""
-    for path in paths:  # before reading runs, which takes seconds
+    """Read the runs. If several paths were given, skip the ones that aren't runs, and say so."""
+    for path in paths:  # check first, because reading runs takes seconds
         if not path.exists():
             raise ReportError(no_run(path))
     runs = list[Run]()
@@ -104,7 +104,7 @@ def _read_runs(paths: Sequence[Path]) -> list[Run]:
         except ReportError as error:
             if len(paths) == 1:
                 raise
-            print(f"left out: {error}")
+            print(f"skipped: {error}")
     if not runs:
-        raise ReportError(f"None of these {len(paths)} paths is a run. Name a run: runs/NAME.")
+        raise ReportError(f"None of the {len(paths)} paths is a run. Pass a run, like runs/NAME.")
     return runs

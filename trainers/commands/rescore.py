@@ -1,7 +1,7 @@
 """``evert rescore run=RUN reward=module:function``: compute new rewards for recorded rollouts.
 
-No episode is played. ``rescored.jsonl`` gets the old and new rewards. The record is unchanged
-unless ``replace=true`` writes the new rewards into it.
+No episodes are played. The old and new rewards are written to ``rescored.jsonl``. With
+``replace=true``, the new rewards are also written into the record; otherwise it is not modified.
 """
 
 import asyncio
@@ -36,29 +36,29 @@ RESCORED = "rescored.jsonl"
 USAGE = """\
 Usage: evert rescore run=RUN reward=package.module:function [key=value ...]
 
-Computes new rewards for the recorded rollouts of a run or an evaluation (record=), and compares
-them with the old ones. The function takes a RolloutRecord and returns a number; it may be async.
-replace=true writes the new rewards into the record, so that evert view, evert export and warm-ups
-use them.
+Computes new rewards for the recorded rollouts of a run, or of an evaluation with record=True, and
+compares them with the old ones. The function takes a RolloutRecord and returns a number. It can be
+async. With replace=true, the new rewards are written into the record, so that evert view, evert
+export and warm-ups use them.
 
 """
 
 
 @chz.chz
 class RescoreSettings:
-    """The rollouts to score again, and the new reward function."""
+    """The rollouts to rescore, and the new reward function."""
 
     run: str = chz.field(doc="folder of a run or an evaluation, or a Recorder's file")
-    reward: str = chz.field(doc="import path of a function from a RolloutRecord to a number")
-    replace: bool = setting(False, "whether the new rewards replace the recorded ones")
-    out: str = setting("", f"file to write; '': {RESCORED} in the folder of run=")
-    parallel: int = size(64, "rollouts scored at a time, if the function is async")
-    show: int = size(5, "maximum rollouts to list, largest changes of the reward first", 0)
+    reward: str = chz.field(doc="import path of a function that returns a RolloutRecord's reward")
+    replace: bool = setting(False, "replace the recorded rewards with the new ones")
+    out: str = setting("", f"output file (default: {RESCORED} in the run's folder)")
+    parallel: int = size(64, "how many rollouts to score concurrently, if the function is async")
+    show: int = size(5, "how many of the largest reward changes to print", 0)
 
 
 @dataclass(frozen=True)
 class Rescored:
-    """A rollout's position in the record, and its old and new reward."""
+    """A rollout's position in the record, with its old and new reward."""
 
     iteration: int
     group_idx: int
@@ -69,7 +69,7 @@ class Rescored:
 
 
 def rescore_and_show(settings: RescoreSettings) -> None:
-    """Score again, compare old and new rewards, and write them."""
+    """Rescore the rollouts, print a comparison, and write the rewards."""
     console = Console(highlight=False, markup=False)
     rollouts = rescore(settings, console)
     _show(rollouts, settings.show, console)
@@ -80,27 +80,27 @@ def rescore_and_show(settings: RescoreSettings) -> None:
 
 
 def rescore(settings: RescoreSettings, console: Console) -> list[Rescored]:
-    """Score every recorded rollout again."""
+    """Compute the new reward of every recorded rollout."""
     reward = resolve(settings.reward, "reward", InvalidAgentError)
     if not callable(reward):
         raise InvalidAgentError(
-            f"reward={settings.reward} is a {type(reward).__name__}; expected a function from a "
-            "RolloutRecord to a number."
+            f"reward={settings.reward} is a {type(reward).__name__}; expected a function that "
+            "takes a RolloutRecord and returns a number."
         )
     with progress(settings.run, "rescoring", console) as records:
         if settings.replace:
             records = map(_replaceable, records)
         rollouts = run_async(_rescored(records, reward, settings.parallel))
     if not rollouts:
-        raise RecordError(f"{settings.run} has no complete rollout, so nothing can be rescored.")
+        raise RecordError(f"Nothing to rescore: {settings.run} contains no complete rollouts.")
     return rollouts
 
 
 def _replaceable(record: "RolloutRecord") -> "RolloutRecord":
     if "trace" in record.row:
         raise RecordError(
-            f"replace=true changes only evert's records; this is a trace ({record.row['trace']}). "
-            f"Leave out replace=true; {RESCORED} will have the new rewards."
+            "replace=true only works with records written by evert, but this is a trace "
+            f"({record.row['trace']}). Remove replace=true and find the new rewards in {RESCORED}."
         )
     return record
 
@@ -109,9 +109,9 @@ async def _rescored(
     records: "Iterable[RolloutRecord]", reward: Callable[..., Any], parallel: int
 ) -> list[Rescored]:
     rollouts, remaining = list[Rescored](), iter(records)
-    while batch := [*islice(remaining, parallel)]:  # a damaged line raises before scoring
+    while batch := [*islice(remaining, parallel)]:  # raises for a damaged line
         rollouts += await asyncio.gather(*(_scored(record, reward) for record in batch))
-        await asyncio.sleep(0)  # lets Ctrl-C interrupt rewards that never await
+        await asyncio.sleep(0)  # let Ctrl-C through if the reward function never awaits
     return rollouts
 
 
@@ -127,7 +127,7 @@ async def _scored(record: "RolloutRecord", reward: Callable[..., Any]) -> Rescor
     except Exception as error:
         raise RewardError(
             f"{name} raised {type(error).__name__}: {text_of(error)}{place_of(error)}. Fix the "
-            "function; the record is unchanged."
+            "reward function and try again. The record was not modified."
         ) from error
     return Rescored(
         row["iteration"],
@@ -166,7 +166,7 @@ def _write(rollouts: Sequence[Rescored], settings: RescoreSettings) -> Path:
 
 
 def _replace(rollouts: Sequence[Rescored], run: str) -> None:
-    """Write the new rewards into the record, adding each difference to ``final_reward``."""
+    """Write the new rewards into the record by adding the differences to ``final_reward``."""
     rewards = {
         (rollout.iteration, rollout.group_idx, rollout.traj_idx): rollout.new
         for rollout in rollouts

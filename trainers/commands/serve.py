@@ -1,4 +1,4 @@
-"""Serve weights until Ctrl-C: ``evert serve model=runs/NAME`` (``serving/service.py``)."""
+"""``evert serve model=runs/NAME``: serve a model over HTTP (see ``serving/service.py``)."""
 
 import os
 import threading
@@ -34,52 +34,54 @@ if TYPE_CHECKING:
 USAGE = """\
 Usage: evert serve model=NAME [key=value ...]
 
-  evert serve model=runs/NAME              the last weights of a run
+  evert serve model=runs/NAME              serve the latest weights of a run
   evert serve model=runs/NAME@20 port=8000
   evert serve model=evert-tiny models.judge=Qwen/Qwen3-8B host=0.0.0.0
-  evert serve model=runs/NAME record=served    conversations, for evert view, rescore and export
+  evert serve model=runs/NAME record=served    record conversations to view, rescore or export
 
-Settings, with their values:
+Settings and their values:
 """
 
 
 class ServeError(EvertError, OSError):
-    """The server cannot listen on the address."""
+    """The server cannot listen on this address."""
 
 
 @chz.chz
 class ServeSettings:
-    """The weights to serve, and the address."""
+    """The models to serve, and the server's options."""
 
-    model: str = chz.field(doc="a base, a Hugging Face folder, runs/NAME or runs/NAME@STEP")
-    name: str = setting("", "name that clients use; '': the model's own name")
+    model: str = chz.field(doc="base, Hugging Face folder, runs/NAME or runs/NAME@STEP")
+    name: str = setting("", "model name for clients (default: the last part of model=)")
     host: str = setting(
-        "127.0.0.1", "interface to listen on; 0.0.0.0: other machines can connect, over plain HTTP"
+        "127.0.0.1", "address to listen on; 0.0.0.0 lets other machines connect, over plain HTTP"
     )
-    port: int = port("port to listen on; 0: any free port")
+    port: int = port("port to listen on (0 picks a free port)")
     api_key_env: str = setting(
-        "VLLM_API_KEY", "environment variable with the key that clients send; unset: a random key"
+        "VLLM_API_KEY",
+        "environment variable with the API key for clients; if it is unset, a random key is used",
     )
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda, mps or auto")
-    threads: int | None = size(None, "CPU threads; None: 1 for a tiny model")
+    threads: int | None = size(None, "number of CPU threads (default: 1 for a tiny model)")
     dtype: Dtype = setting(
-        "auto", "type of the weights; auto: bfloat16 on CUDA for models trained with an adapter"
+        "auto", "weight dtype; auto uses bfloat16 on CUDA for models trained with an adapter"
     )
     models: Mapping[str, Any] = by_path(
-        "more models to serve, by the names that clients use: models.NAME=runs/OTHER"
+        "additional models to serve, by the name clients use: models.NAME=runs/OTHER"
     )
     max_tokens: int | None = size(
-        None, "maximum tokens of a chat reply if the request sets none; None: the run's, or 2048"
+        None,
+        "maximum tokens per chat reply, unless the request sets it (default: the run's, or 2048)",
     )
     temperature: float | None = size(
-        None, "temperature of every chat reply; None: the request's, or 1", 0
+        None, "temperature for all chat replies (default: the request's, or 1)", 0
     )
-    keep: int = size(2**21, "maximum tokens of past conversations that each model keeps")
-    record: str = setting("", "folder to record conversations in; '': nothing is recorded")
-    record_share: float = share(1.0, "share of the conversations to record")
-    record_bytes: int = size(2**30, "maximum bytes of the records; the oldest are deleted")
-    seed: int = setting(0, "seed for requests that have none")
+    keep: int = size(2**21, "maximum tokens of past conversations to keep for each model")
+    record: str = setting("", "folder to record conversations in (default: don't record)")
+    record_share: float = share(1.0, "fraction of conversations to record")
+    record_bytes: int = size(2**30, "maximum size of the records in bytes; deletes the oldest ones")
+    seed: int = setting(0, "seed for requests that don't set one")
 
 
 def _run(settings: ServeSettings) -> None:
@@ -93,7 +95,7 @@ def _run(settings: ServeSettings) -> None:
 
 @contextmanager
 def serving(settings: ServeSettings) -> Iterator[str]:
-    """Serve inside the block; yield the text that tells users how to connect."""
+    """Serve inside the block, and yield a message that explains how to connect."""
     weights_by_name = {
         name: local_weights(text, key, "served") for name, (text, key) in _names(settings).items()
     }
@@ -117,14 +119,14 @@ def serving(settings: ServeSettings) -> Iterator[str]:
         make: Any = tinker.ServiceClient().create_sampling_client
         clients = {name: make(*_place(weights)) for name, weights in weights_by_name.items()}
         for client in clients.values():
-            assert client.sampler  # loads the weights, or raises
+            assert client.sampler  # load the weights now, so that errors show up early
         key = os.environ.get(settings.api_key_env)
         try:
             service = PolicyService(settings.host, settings.port, key)
         except OSError as error:
             raise ServeError(
                 f"Cannot listen on {settings.host}, port {settings.port}: {error.strerror}. Choose "
-                "another port= or host=, or leave port out for a free one."
+                "a different port= or host=, or omit port= to use any free port."
             ) from error
         with service:
             models = {
@@ -139,19 +141,19 @@ def serving(settings: ServeSettings) -> Iterator[str]:
 
 
 def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
-    """Map each name that clients use to the model's own name and the setting that has it."""
+    """Map the name that clients use to the model and the setting it came from."""
     name = settings.name or Path(settings.model).name
     more = {name: (str(model), f"models.{name}") for name, model in settings.models.items()}
     if name in more:
         raise RecipeError(
             f"models.{name}={settings.models[name]} and model={settings.model} have the same "
-            "name. Give model= another one: name=NAME."
+            "name. Choose a different name for model= with name=NAME."
         )
     return {name: (settings.model, "model"), **more}
 
 
 def _place(weights: ModelRef) -> tuple[str | None, str | None]:
-    """Return weights' path or base, with None for the other. The path may be in any store."""
+    """Return (path, None) for trained weights, and (None, name) for a base."""
     if weights.model_path is None:
         return None, weights.model
     return str(weights.folder or weights.model_path), None
@@ -179,7 +181,7 @@ def _chat_model(settings: ServeSettings, weights: ModelRef, sample: "Sample") ->
 def _records(
     settings: ServeSettings, models: "Mapping[str, ChatModel]", service: "PolicyService"
 ) -> "Iterator[ServedRecords | None]":
-    """Record what the service serves; write everything when the block ends."""
+    """Record the service's conversations, and flush the records when the block exits."""
     if not settings.record:
         yield None
         return
@@ -199,24 +201,24 @@ def _records(
 
 
 def _message(url: str, models: list[str], variable: str | None, key: str) -> str:
-    """Return a message with address, key and examples, but no key from the environment."""
+    """Return the address, key and examples; a key from the environment is not printed."""
     key_text, model = f"${variable}" if variable else key, models[0]
     return f"""\
-serving {", ".join(models)} at {url}  (Ctrl-C stops it)
+serving {", ".join(models)} at {url}  (press Ctrl-C to stop)
 key: {key_text}
 
-for programs that use OpenAI's SDK:
+for programs that use the OpenAI SDK:
   export OPENAI_BASE_URL={url} OPENAI_API_KEY={key_text}
-Anthropic's:
+the Anthropic SDK:
   export ANTHROPIC_BASE_URL={url.removesuffix("/v1")} ANTHROPIC_API_KEY={key_text}
-Google's:
+the Google SDK:
   export GOOGLE_GEMINI_BASE_URL={url.removesuffix("/v1")} GEMINI_API_KEY={key_text}
 
   curl {url}/chat/completions -H "Authorization: Bearer {key_text}" \\
     -H "Content-Type: application/json" \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
 
-token ids, for workers and trainers:
+token-level API, for workers and trainers:
   VLLM_API_KEY={key_text} evert evaluate env=identity models=vllm:{url}#{model}
 """
 

@@ -1,13 +1,13 @@
-"""Search for a run's best settings: ``evert sweep env=identity learning_rate=1e-4,1e-3 steps=10``.
+"""``evert sweep env=identity learning_rate=1e-4,1e-3 steps=10``: search for the best settings.
 
-As many runs train at a time as fit on the machine. ``sweeping/`` has the search and its record. The
-folder of a sweep contains
+Runs train in parallel, as many as fit on the machine. The search and its record are implemented in
+``sweeping/``. The sweep's folder contains:
 
-    sweep.json                 the command, versions, machine
+    sweep.json                 command, package versions and machine
     journal.log                every attempt at every run, as an Optuna study
     runs/NUMBER-VALUES/        the run folders
-    output/NUMBER.txt          what each run printed
-    results.csv results.json   one row per run, the best values first
+    output/NUMBER.txt          the console output of each run
+    results.csv results.json   one row per run, sorted from best to worst
     parallel_coordinates.png
 """
 
@@ -41,22 +41,22 @@ from evert.trainers.training.progress import quiet_progress_bars
 
 JSON, CSV, PLOT = "results.json", "results.csv", "parallel_coordinates.png"
 NAME_LENGTH, FILE_WIDTH = 80, 240
-"""Maximum characters of a run folder's name, and of a table's row if there is no terminal."""
+"""Maximum length of a run folder's name, and table width if there is no terminal."""
 POLL_SECONDS = 0.2
 
 HELP = """\
 Usage: evert sweep key=value ...
 
-Trains many times and shows which settings did best. Takes every setting of `evert train`. Settings
-with a list or a range are searched; all others are the same in every run:
+Trains many runs and shows which settings worked best. Accepts all settings of `evert train`. If
+you give a setting a list or a range, the sweep searches over it; the others are fixed:
 
-  learning_rate=1e-4,3e-4,1e-3     a list of numbers or words: loss_fn=ppo,cispo
+  learning_rate=1e-4,3e-4,1e-3     a list of numbers or words, like loss_fn=ppo,cispo
   learning_rate=1e-4..1e-2         a range of numbers, on a log scale
-  group_size=4..16                 a range of whole numbers; 4..64:log on a log scale
-  seed=0,1,2                       repetitions; with a single seed, luck may decide
+  group_size=4..16                 a range of integers; 4..64:log for a log scale
+  seed=0,1,2                       repeat with several seeds, because results are noisy
 
   evert sweep env=identity learning_rate=1e-4,3e-4,1e-3 group_size=4,8 seed=0,1 steps=10
-  evert sweep out=sweeps/NAME      resume: failed and interrupted runs are tried again
+  evert sweep out=sweeps/NAME      resume a sweep, and retry failed and interrupted runs
 
 """
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """Start every run that has not completed, and report; return 1 if a run failed."""
+    """Start all runs that have not completed, and report; return 1 if a run failed."""
     if sys.platform == "win32":
         raise RecipeError(f"evert sweep {NEEDS_UNIX} Start the runs one by one with evert train.")
     quiet_progress_bars()
@@ -87,12 +87,12 @@ def sweep(arguments: Sequence[str]) -> int:
         finally:
             search.report()
     if search.completed < plan.trials:
-        search.say(f"To try the failed runs again{resume}")
+        search.say(f"To retry the failed runs{resume}")
     return int(search.completed < plan.trials)
 
 
 def open_sweep(arguments: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, SweepPlan]:
-    """Open the folder of a new sweep, or of a sweep to resume, which may get more ``trials``."""
+    """Start a new sweep, or resume one, possibly with a larger ``trials``."""
     pairs = {key: text for key, text in arguments.items() if key not in ("out", "parallel")}
     out = arguments.get("out")
     recorded = _recorded_arguments(Path(out).expanduser(), pairs) if out else {}
@@ -104,45 +104,46 @@ def open_sweep(arguments: Mapping[str, str], command: Sequence[str]) -> tuple[Ru
 
 
 def _recorded_arguments(out: Path, pairs: Mapping[str, str]) -> dict[str, str]:
-    """Return the arguments of a folder's sweep, which ``pairs`` must match; {} for a new sweep."""
+    """Return the recorded arguments, which ``pairs`` must match; {} for a new sweep."""
     run_folder.check_output(out, "sweeps", SWEEP)
     recorded: dict[str, str] = (read_json(out / SWEEP) or {}).get("arguments") or {}
     if not recorded and (out / SWEEP).exists():
         raise cannot_read(out / SWEEP)
     if recorded and any(recorded.get(key) != pairs[key] for key in pairs.keys() - {"trials"}):
         raise RunFolderError(
-            f"{out} holds another sweep:\n  {shlex.join(f'{k}={v}' for k, v in recorded.items())}\n"
-            "To resume it, pass out= alone; for a new sweep, choose another out=."
+            f"{out} contains a different sweep:\n"
+            f"  {shlex.join(f'{k}={v}' for k, v in recorded.items())}\n"
+            "To resume it, only pass out=. To start a new sweep, choose a different out=."
         )
     return recorded
 
 
 class Sweep:
-    """A sweep that is running in its folder."""
+    """A running sweep."""
 
     def __init__(self, folder: RunFolder, plan: SweepPlan) -> None:
         self._folder, self._plan = folder, plan
         self._record = Record(plan, folder.path)
         self._room = asyncio.Semaphore(plan.settings.parallel or 1)
         self._measured = plan.settings.parallel is not None
-        """Whether we know how many runs fit on the machine; until then, one runs at a time."""
-        # A table is as wide as the terminal; a file has no width.
+        """Whether we know how many runs fit on the machine. Until then, only one run trains."""
+        # Tables are as wide as the terminal. In a file, they have a fixed width.
         wide = None if sys.stdout.isatty() else FILE_WIDTH
         console = Console(highlight=False, width=wide)
         self._progress = Progress(console=console, disable=not console.is_terminal)
         self._bar = self._progress.add_task("runs", total=plan.trials)
 
     def say(self, text: str) -> None:
-        """Print one or more lines."""
+        """Print text above the progress bar."""
         self._progress.console.print(text, soft_wrap=True, markup=False)
 
     @property
     def completed(self) -> int:
-        """The number of completed runs."""
+        """How many runs have completed."""
         return sum(run.objective is not None for run in self._record.runs)
 
     async def run(self) -> None:
-        """Start every run that has not completed, and wait for all."""
+        """Start all runs that have not completed, and wait for them."""
         with self._progress:
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -185,14 +186,15 @@ class Sweep:
                 status, error = "failed", f"error: {missing}"
         self._record.finish(run, {"status": status, "seconds": seconds, "error": error}, objective)
         values = " ".join(f"{key}={show(value)}" for key, value in run.values.items())
-        lines = error.splitlines()  # the reason is a traceback's last line, or our errors' first
+        # Show the last line of a traceback, or the first line of one of our errors.
+        lines = error.splitlines()
         why = f" ({lines[0 if error.startswith('error: ') else -1]})" if lines else ""
         score = status if objective is None else f"{status} {show(objective)}"
         self.say(f"run {run.number} {score} in {seconds:.0f} s: {values}{why}")
         self._progress.update(self._bar, completed=self.completed)
 
     def report(self) -> None:
-        """Write and show the results, and the command that trains with the best values."""
+        """Write and print the results, and the command to train with the best values."""
         plan, ranked = self._plan, results.rank(self._record.runs)
         rows = results.as_rows(self._record.runs, ranked)
         train = ["evert", "train", *plan.arguments(ranked[0].values)] if ranked else []

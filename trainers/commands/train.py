@@ -1,7 +1,7 @@
-"""Train an agent: ``evert train env=identity``, or from Python ``evert.train(agent, tasks)``.
+"""``evert train env=identity``, or ``evert.train(agent, tasks)`` from Python: train an agent.
 
-The Tinker Cookbook's ``rl.train.main`` does the training, unchanged. This module prepares the
-settings, scores the weights on held-out tasks before and after training, and reports.
+Training itself is done by the Tinker Cookbook's ``rl.train.main``, unchanged. This module prepares
+its config, evaluates on held-out tasks before and after training, and reports the results.
 """
 
 import asyncio
@@ -75,12 +75,12 @@ def _run_command(arguments: list[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> TrainSettings:
-    """Read ``key=value`` arguments; the recipe or the run to resume gives the other settings."""
+    """Parse ``key=value`` arguments; other settings come from the recipe or the resumed run."""
     return settings_of_run(read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env"))
 
 
 def usage(arguments: list[str]) -> str:
-    """Return the help: every setting, with the value that these arguments give it."""
+    """Return the help text, which lists every setting with its value for these arguments."""
     if "cookbook" in arguments:
         from evert.trainers.training.cookbook import cookbook_help
 
@@ -88,7 +88,7 @@ def usage(arguments: list[str]) -> str:
     pairs = read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env")
     layer, preset = choose_recipe(pairs)
     return (
-        "Usage: evert train key=value ...\n\nTrains an agent by reinforcement learning.\n\n"
+        "Usage: evert train key=value ...\n\nTrains an agent with reinforcement learning.\n\n"
         + settings_help(TrainSettings, pairs, {layer: preset})
     )
 
@@ -101,7 +101,7 @@ def train(
     console: Console | None = None,
     **settings: Unpack[TrainOptions],
 ) -> RunFolder:
-    """Train an agent, as ``evert train`` does. This works in a notebook, too.
+    """Train an agent. This is the Python API of ``evert train``, and also works in notebooks.
 
         run = evert.train(agent, TASKS, test_tasks=HELD_OUT, steps=30, learning_rate=1e-3)
         run.after["greedy"], run.plot, run.steps()
@@ -110,20 +110,20 @@ def train(
 
     Args:
         agent: The agent, or its import path. None for a game (``env="identity"``) or a taskset.
-        tasks: Any sequence of tasks to train on, its import path, or a file. Without an agent, a
+        tasks: The tasks to train on: a sequence, an import path, or a file. Without an agent, a
             taskset: ``"reasoning_gym:chain_sum"``, or ``{"id": ..., "max_terms": 2}``.
-        test_tasks: Held-out tasks. None: the game's, or none.
-        console: Where progress is shown. None: standard output; ``Console(quiet=True)``: nowhere.
-        **settings: Any settings of ``evert train --help``, such as ``steps=30``. Pass mappings as
+        test_tasks: Held-out tasks. Defaults to the game's held-out tasks, if there are any.
+        console: Where to print progress. Defaults to stdout; ``Console(quiet=True)`` disables it.
+        **settings: Any settings from ``evert train --help``, such as ``steps=30``. Pass mappings as
             dicts: ``limits={"max_turns": 9}``, ``models={"judge": "evert-tiny"}`` (or a model
             object), ``cookbook={"temperature": 0.8}`` for the Cookbook's ``rl.train.Config``.
 
     Returns:
-        The run: its folder, result, scores and metrics.
+        The run's folder, which gives access to its result, scores and metrics.
 
     Raises:
-        EvertError: The run failed; the message says why.
-        KeyboardInterrupt: The run was interrupted and can be resumed.
+        EvertError: The run failed. The message explains why.
+        KeyboardInterrupt: The run was interrupted. It can be resumed.
     """
     tasks_key = "tasks" if is_missing(agent) and isinstance(tasks, str | Mapping) else "train_tasks"
     arguments = {"agent": agent, tasks_key: tasks, "test_tasks": test_tasks}
@@ -132,12 +132,12 @@ def train(
     return run(
         settings_of_run(values),
         console or Console(highlight=False),
-        lambda path: f"call evert.train as before, with log_path={str(path)!r}.",
+        lambda path: f"call evert.train again with the same arguments and log_path={str(path)!r}.",
     )
 
 
 def _plain(value: Any) -> Any:
-    """Return a path as a string, an array as a list: comparing arrays gives no single bool."""
+    """Convert paths to strings and arrays to lists, because arrays can't be compared with ==."""
     if isinstance(value, Path):
         return str(value)
     return value.tolist() if hasattr(value, "tolist") else value
@@ -149,7 +149,7 @@ def run(
     resume_command: Callable[[Path], str],
     command: Sequence[str] = (),
 ) -> RunFolder:
-    """Train a new run, or resume the run in the folder."""
+    """Start a new run, or resume the run in the folder."""
     began = time.monotonic()
     check_folder(settings)
     prepared = prepare(settings)
@@ -184,7 +184,7 @@ def run(
 
 
 def _warn(console: Console, text: str) -> None:
-    """Show a warning, and write it into the run's ``logs.log``."""
+    """Print a warning, and also write it to the run's ``logs.log``."""
     console.print(redacted(f"warning: {text}"), soft_wrap=True, markup=False)
     logging.getLogger(__name__).warning("%s", text)
 
@@ -199,12 +199,12 @@ def _run_async(training: Coroutine[Any, Any, "RunSummary"]) -> "RunSummary":
         raise
     finally:
         with warnings.catch_warnings():
-            # Cancelled rollouts may leave coroutines that were never awaited, which is harmless.
+            # Cancelled rollouts may leave coroutines that were never awaited. This is harmless.
             warnings.simplefilter("ignore", RuntimeWarning)
-            while stopped is not None:  # the variables of its frames keep the rollouts alive
+            while stopped is not None:  # the exception's frames keep the rollouts alive
                 traceback.clear_frames(stopped.__traceback__)
                 stopped = stopped.__context__
-            gc.collect()  # before unfreezing, because scanning all imported modules takes a second
+            gc.collect()  # while the modules are frozen: scanning them all takes a second
             if not was_frozen:
                 gc.unfreeze()
 
@@ -226,8 +226,8 @@ async def _run(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    gc.collect()  # here Ctrl-C cancels the task; outside the loop, a finalizer would swallow it
-    gc.freeze()  # else each collection scans all imported modules, which blocks the loop
+    gc.collect()  # here, because a finalizer that runs outside the event loop swallows Ctrl-C
+    gc.freeze()  # so that collections don't scan all imported modules and block the loop
     settings = prepared.settings
     warm = await warm_up(settings, folder.path, console, embedded=prepared.engine.embedded)
     context = await asyncio.to_thread(context_of, settings)
@@ -245,7 +245,7 @@ async def _run(
         tally.report("held-out tasks, untrained", before.failures)
         first.see_replies("of the held-out tasks", before.cut)
     if start >= settings.steps:
-        say(f"all {start} steps are done; to train further, pass a larger steps=")
+        say(f"all {start} steps are already done; pass a larger steps= to continue training")
     elif start:
         say(f"resuming after step {start} of {settings.steps}")
     began = time.monotonic()
@@ -267,7 +267,7 @@ async def _score_before(
     warm: "CheckpointRecord | None",
     score: "Callable[..., Awaitable[Evaluation | None]]",
 ) -> "Evaluation | None":
-    """Score the weights that RL starts from, or read a resumed run's recorded scores."""
+    """Score the weights that RL starts from, or load the scores if the run was resumed."""
     from evert.trainers.training.held_out import read_evaluation
 
     if recorded := folder.read_json(files.BEFORE):
@@ -293,9 +293,9 @@ async def _to_sample_from(state_path: str, base_url: str | None) -> str:
 
 
 async def _last_sampler_path(config: "Config", folder: RunFolder) -> str:
-    """Return the sampler path of the last weights.
+    """Return the sampler path of the final weights.
 
-    Save them first if the run stopped after its last step, before the Cookbook saved them.
+    Saves them first if the run stopped between its last step and the Cookbook's final save.
     """
     import tinker
     from tinker_cookbook import checkpoint_utils as cookbook
@@ -339,7 +339,7 @@ async def _train(
         full_row = {**tally.row(step), **with_before(row, folder.path)}
         show(full_row)
         first.check_row(full_row)
-        if step < total:  # Cookbook 0.6 ends with a row that belongs to no step
+        if step < total:  # Cookbook 0.6 logs a final row that has no step
             logger.log_metrics(full_row, step)
 
     logger.log_hparams(config)
@@ -347,33 +347,31 @@ async def _train(
     with display(console, folder.path, total) as show, unsaved_shown(console), follow(on_row):
         try:
             await tally.watch(cookbook.main(config, workers))
-        except AssertionError as error:  # one without a message means an empty batch
+        except AssertionError as error:  # without a message, it means that the batch was empty
             removes = config.remove_constant_reward_groups
             could_be_empty = tally.has_skipped or removes
             if config.stream_minibatch_config is None or error.args or not could_be_empty:
                 raise
-            why = "batches.jsonl in the run's folder says why"
+            why = "see batches.jsonl in the run's folder"
             if not tally.has_skipped:
-                why = (
-                    "the rewards of each group are equal, and remove_constant_reward_groups is set"
-                )
+                why = "every group has equal rewards, and remove_constant_reward_groups is set"
             raise NothingToLearnError(
-                f"Nothing could be learned from a whole batch ({why}). With "
-                "stream_minibatch_config, a Cookbook older than 0.6 cannot skip one. Train "
-                "without stream_minibatch_config, or install tinker-cookbook 0.6; either way, use "
-                "a new log_path."
+                f"A batch contained nothing to learn from ({why}). With stream_minibatch_config, "
+                "Cookbook versions older than 0.6 cannot skip such a batch. Disable "
+                "stream_minibatch_config or install tinker-cookbook 0.6, and use a new log_path in "
+                "either case."
             ) from error
         finally:
             await _finish_saving()
 
 
 def _log(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log errors of background tasks, such as a save that nothing awaits any more."""
+    """Log errors from background tasks, such as a save that is no longer awaited."""
     logging.getLogger(__name__).info("%(message)s: %(exception)r", {"exception": None, **context})
 
 
 async def _finish_saving() -> None:
-    """Wait up to 30 s for checkpoints that are being saved in the background, even after Ctrl-C."""
+    """Wait up to 30 s for background checkpoint saves to finish, even after Ctrl-C."""
     saving = [t for t in asyncio.all_tasks() if t.get_name().startswith("rolling_checkpoint_")]
     if saving:
         await asyncio.wait(saving, timeout=30)

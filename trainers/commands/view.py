@@ -1,4 +1,4 @@
-"""``evert view [PATH ...]``: show runs and their episodes in a browser, live (``viewing/``)."""
+"""``evert view [PATH ...]``: browse runs and their episodes live (see ``viewing/``)."""
 
 import asyncio
 import hashlib
@@ -21,29 +21,29 @@ from evert.trainers.system.command import run_async, run_command
 USAGE = """\
 Usage: evert view [PATH ...] [key=value ...]
 
-Shows runs and their episodes in a browser, live. A PATH is a folder of a run or an evaluation, a
-folder of such folders, or a file of rollouts; the default is runs/. No file is changed.
+Shows runs and their episodes live in your browser. PATH can be a run or an evaluation, a folder
+that contains runs or evaluations, or a file of rollouts (default: runs/). Files are only read.
 
   evert view
   evert view runs/NAME evaluations/NAME
-  evert view runs port=8765          then on your own machine: ssh -L 8765:localhost:8765 HOST
+  evert view runs port=8765          then, on your own machine: ssh -L 8765:localhost:8765 HOST
 
 """
 
 
 CACHE_SECONDS = 30 * 24 * 3600
-"""How long an index stays in the cache after the last write to it."""
+"""How long to keep an index in the cache after it was last written."""
 
 
 class ViewError(EvertError, OSError):
-    """There is nothing to view, or the page's port cannot be opened."""
+    """There is nothing to view, or the port cannot be opened."""
 
 
 @chz.chz
 class ViewSettings(PriceSettings):
-    """The page's port, which only this machine can reach, and prices."""
+    """The port to serve the page on (only reachable from this machine), and prices."""
 
-    port: int = port("port of the page on 127.0.0.1; 0: any free port")
+    port: int = port("port on 127.0.0.1 (0 picks a free port)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[Path], ViewSettings]:
-    """Read the command line: the paths to view, and the settings."""
+    """Parse the command line into the paths to view and the settings."""
     paths, settings = read_paths_and_settings(ViewSettings, arguments)
     return paths or [Path("runs")], settings
 
@@ -63,13 +63,13 @@ def _run(arguments: Sequence[str]) -> None:
     paths, settings = parse(arguments)
     for path in paths:
         if not path.exists():
-            hint = near_path(path) or "Name a folder of runs."
-            raise ViewError(f"There is no folder or file {path}. {hint}")
+            hint = near_path(path) or "Pass a folder of runs."
+            raise ViewError(f"{path} does not exist. {hint}")
         if path.is_file() and not holds_episodes(path):
             raise ViewError(
-                f"{path} contains no rollouts: none of its first lines is an episode. Name a "
-                "folder of a run or an evaluation, a folder of such folders, or a file of "
-                "rollouts (rollouts/*.jsonl, rollouts.jsonl)."
+                f"{path} contains no rollouts: none of its first lines is an episode. Pass a "
+                "run or an evaluation, a folder that contains some, or a file of rollouts "
+                "(rollouts/*.jsonl, rollouts.jsonl)."
             )
     with _database(paths) as database:
         try:
@@ -94,12 +94,12 @@ async def _serve(paths: Sequence[Path], database: Path, settings: ViewSettings) 
             await site.start()
         except OSError as error:
             raise ViewError(
-                f"The page cannot be served at 127.0.0.1:{settings.port}: {error}. Choose "
-                "another port=, or leave it out for a free one."
+                f"The page cannot be served at 127.0.0.1:{settings.port}: {error}. Choose a "
+                "different port=, or omit it to use any free port."
             ) from error
         [address] = runner.addresses
         print(f"http://127.0.0.1:{address[1]}/?token={viewer.token}", flush=True)
-        print("Open this link. Anyone with the link can read these runs. Ctrl-C stops.", flush=True)
+        print("Anyone with this link can read these runs. Press Ctrl-C to stop.", flush=True)
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
@@ -108,7 +108,10 @@ async def _serve(paths: Sequence[Path], database: Path, settings: ViewSettings) 
 
 @contextmanager
 def _database(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield the index of these paths: in the user's cache, or a temporary folder if that fails."""
+    """Yield the index file for these paths.
+
+    It is in the user's cache, or in a temporary folder if the cache can't be used.
+    """
     from filelock import FileLock, Timeout
 
     from evert.trainers.viewing.incremental_index import VERSION

@@ -1,6 +1,6 @@
-"""Read settings, which are ``key=value`` texts or values from Python.
+"""Parse settings, given as ``key=value`` strings or as Python values.
 
-Each error message names the setting, the value that it got and the values that it takes.
+Each error message contains the setting, the invalid value, and the accepted values.
 """
 
 import ast
@@ -35,17 +35,17 @@ FIELDS = {
     "parse_error_policy": ("rl/rollout_limits.py", "ParseErrorPolicy"),
     "cookbook": ("rl/train.py", "Config"),
 }
-"""Setting that is a mapping -> file and name of the Cookbook's class with the same keys."""
+"""For each mapping setting, the file and name of the Cookbook class with the same keys."""
 
 
 class UsageError(EvertError, ValueError):
-    """An argument is not a setting of the command, or a setting does not accept its value."""
+    """An argument is not a setting of this command, or its value is invalid."""
 
 
 def read_pairs(arguments: Sequence[str], names: Collection[str], bare: str = "") -> dict[str, str]:
-    """Read ``key=value`` arguments; the last value of a key counts.
+    """Parse ``key=value`` arguments. If a key is repeated, the last value wins.
 
-    ``bare`` is the key that the error suggests for an argument without ``=``.
+    ``bare`` is the key to suggest in the error for an argument without ``=``.
     """
     pairs: dict[str, str] = {}
     for argument in arguments:
@@ -59,9 +59,9 @@ def read_pairs(arguments: Sequence[str], names: Collection[str], bare: str = "")
 
 
 def read_paths_and_settings(kind: type[T], arguments: Sequence[str]) -> tuple[list[Path], T]:
-    """Return the paths among a command's arguments, without duplicates, and its settings."""
+    """Split a command's arguments into paths, without duplicates, and settings."""
     options = [argument for argument in arguments if "=" in argument or argument.startswith("-")]
-    pairs = [text for text in options if not Path(text).exists()]  # a folder's name may contain =
+    pairs = [text for text in options if not Path(text).exists()]  # folder names may contain =
     paths = [Path(argument).expanduser() for argument in arguments if argument not in pairs]
     settings = read_settings(kind, read_pairs(pairs, chz.chz_fields(kind)))
     return list({path.resolve(): path for path in paths}.values()), settings
@@ -73,25 +73,28 @@ def _no_pair(argument: str, names: Collection[str], bare: str) -> str:
     if bare and not meant and not argument.startswith("-"):
         meant = f"{bare}={argument}"
     hint = f" Did you mean {meant}?" if meant else _more(names)
-    return f"Got {argument!r}; settings are given as key=value.{hint}"
+    return f"Got {argument!r}; settings must have the form key=value.{hint}"
 
 
 def _spaces_hint(argument: str, arguments: Sequence[str]) -> str:
-    """Return the message for settings with spaces around "="; "" if there are none."""
+    """Return an error message if there are spaces around "=", or else ""."""
     if not any(word.startswith("=") or word.endswith("=") for word in arguments):
         return ""
     joined = re.sub(" *= *", "=", " ".join(arguments))
-    return f"Got {argument!r}; settings are given as key=value, without spaces: {joined}"
+    return f"Got {argument!r}; settings must have the form key=value, without spaces: {joined}"
 
 
 def check_name(key: str, names: Collection[str], name_of: Callable[[str], str] = str) -> None:
-    """Raise for a setting that is not in ``names``; ``name_of`` is as for ``read_settings``."""
+    """Raise an error if a setting is not in ``names``; for ``name_of``, see ``read_settings``."""
     if key not in names:
         raise UsageError(f"There is no setting {name_of(key)!r}.{_near(key, names, name_of)}")
 
 
 def cookbook_fields(name: str) -> list[str]:
-    """Read a mapping's keys (``FIELDS``) from the Cookbook's source, since importing it is slow."""
+    """Return the keys that a mapping setting can have.
+
+    They are parsed from the Cookbook's source code, because importing the Cookbook is slow.
+    """
     file, kind = FIELDS[name]
     tree = ast.parse((files("tinker_cookbook") / file).read_text(encoding="utf-8"))
     [definition] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == kind]
@@ -109,15 +112,16 @@ def _more(names: Collection[str]) -> str:
     if not names:
         return ""
     listing = textwrap.shorten(", ".join(names), 200, placeholder=" ...")
-    return f" Settings: {listing}. --help explains them."
+    return f" Settings: {listing}. Run with --help for a description."
 
 
 def gather(
     settings: Mapping[str, Any], examples: Mapping[str, str], under: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the settings; those in ``examples`` become flat mappings, over their ``under`` values.
+    """Return all settings. Each setting that is a key of ``examples`` becomes a flat mapping.
 
-    ``a={"b": {"c": 1}}`` and ``a.b.c=1`` both become ``{"a": {"b.c": 1}}``.
+    ``a={"b": {"c": 1}}`` and ``a.b.c=1`` both become ``{"a": {"b.c": 1}}``. ``under`` contains
+    the default entries of these mappings. Other settings are returned unchanged.
     """
     result: dict[str, Any] = {}
 
@@ -131,7 +135,7 @@ def gather(
             result[name][path] = value
         elif value is not None:
             raise UsageError(
-                f"{name} takes a key after a dot, for example {examples[name]}; got {value!r}."
+                f"{name} needs a key after a dot, for example {examples[name]}; got {value!r}."
             )
 
     for key, value in settings.items():
@@ -150,10 +154,10 @@ def read_settings(
     under: Mapping[str, Any] | None = None,
     name_of: Callable[[str], str] = str,
 ) -> T:
-    """Return the settings as an object of a chz class.
+    """Create an instance of a chz class from settings.
 
-    A text in ``settings`` is read as the field's type; other values come from Python. ``under`` has
-    values for missing settings. ``name_of`` maps a key to its name in messages.
+    Strings in ``settings`` are parsed as the field's type; other values are used unchanged.
+    ``under`` contains defaults. ``name_of`` maps a key to the name shown in error messages.
     """
     values, castables = {**(under or {}), **settings}, {**settings}
     _check_passwords(values, name_of)
@@ -177,13 +181,13 @@ def _check_passwords(values: Mapping[str, Any], name_of: Callable[[str], str]) -
         texts = value if isinstance(value, tuple) else [value]
         if any(isinstance(text, str) and f"{PASSWORD_MARK}@" in text for text in texts):
             raise UsageError(
-                f"{name_of(key)} is {value!r}: records keep no passwords. Pass it again with its "
-                f"password: {name_of(key)}=..."
+                f"{name_of(key)} is {value!r}: the password was not saved in the record. Pass it "
+                f"again with the password: {name_of(key)}=..."
             )
 
 
 def number_in(value: Any) -> float | None:
-    """Return a setting's value, which may be a text, as a number; None if it is not a number."""
+    """Convert a setting's value to a float. Return None if it does not represent a number."""
     try:
         return float(value) if isinstance(value, str | int | float) else None
     except (OverflowError, ValueError):
@@ -192,7 +196,7 @@ def number_in(value: Any) -> float | None:
 
 def _check_finite(key: str, value: Any) -> None:
     if not math.isfinite(number_in(value) or 0.0):
-        raise UsageError(f"{key} takes a finite number, got {value}.")
+        raise UsageError(f"{key} must be a finite number, got {value}.")
 
 
 def _in_our_words(
@@ -210,14 +214,14 @@ def _in_our_words(
         return f"{name_of(key)} takes {in_words(_type_at(kind, key))}, got {values.get(key)!r}."
     if match := re.match(r"Missing required arguments for parameter\(s\): (.+)", text):
         missing = ", ".join(map(name_of, match[1].split(", ")))
-        return f"{missing} must be set: there is no default."
+        return f"{missing} must be set, because there is no default."
     if match := re.match(r"Extraneous argument '([^']+)'", text):
         parent, _, name = match[1].rpartition(".")
         fields = fields_of(_type_at(kind, parent) if parent else kind)
         where = f" in {name_of(parent)}" if parent else ""
         near = _near(name, fields, lambda near: name_of(match[1].removesuffix(name) + near))
         return f"There is no setting {name_of(match[1])!r}{where}.{near}"
-    return re.sub(r"\bX_(\w+)", lambda match: name_of(match[1]), text)  # chz's name for a field
+    return re.sub(r"\bX_(\w+)", lambda match: name_of(match[1]), text)  # chz adds X_ to names
 
 
 def _type_at(kind: Any, path: str) -> Any:
@@ -230,7 +234,7 @@ def _type_at(kind: Any, path: str) -> Any:
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
-    """Return the fields of a chz class, or of the chz classes in a union, by name."""
+    """Return the fields of a chz class, or of all chz classes in a union, by name."""
     classes = [cls for cls in (kind, *typing.get_args(kind)) if chz.is_chz(cls)]
     return {name: field for cls in classes for name, field in chz.chz_fields(cls).items()}
 
@@ -238,7 +242,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 def in_words(kind: Any) -> str:
     """Describe a type in words."""
     words: dict[Any, str] = {
-        int: "a whole number", float: "a number", bool: "True or False", str: "a string",
+        int: "an integer", float: "a number", bool: "True or False", str: "a string",
         type(None): "None", None: "another value", Any: "a value",
     }  # fmt: skip
     parts = typing.get_args(kind)
@@ -248,7 +252,7 @@ def in_words(kind: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(in_words, parts))
     if origin in (tuple, list, Sequence):
-        return f"{in_words(parts[0])}, or several, separated by commas"
+        return f"{in_words(parts[0])}, or several separated by commas"
     return words.get(kind) or f"a {getattr(kind, '__name__', kind)}"
 
 
@@ -259,11 +263,11 @@ LEFT = 39
 def settings_help(
     kind: type, settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str:
-    """Describe each setting of a chz class: ``key=value``, meaning, and the value's source."""
+    """List the settings of a chz class, with value, description and where the value comes from."""
     fields = chz.chz_fields(kind)
     root = [chz.chz_fields(base) for base in kind.__mro__ if chz.is_chz(base)][-1]
     lines: list[str] = []
-    for name in sorted(fields, key=root.__contains__):  # an episode's settings come last
+    for name in sorted(fields, key=root.__contains__):  # episode settings last
         value, origin = fields[name]._default, ""
         for layer, values in {**(presets or {}), "given": settings}.items():
             if name in values:
@@ -275,7 +279,7 @@ def settings_help(
 
 
 def help_line(key: str, value: Any, doc: str) -> str:
-    """Format ``key=value`` and its description, wrapped to the terminal."""
+    """Format one setting and its description, wrapped to the terminal width."""
     if isinstance(value, tuple | list):
         value = ",".join(map(str, value))
     value = "" if type(value).__name__ == "MISSING_TYPE" else value

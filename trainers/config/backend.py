@@ -1,10 +1,11 @@
-"""The choice of a run's engine: the embedded one, or a Tinker service.
+"""Choose a run's engine: the embedded engine, or a Tinker service.
 
     no TINKER_API_KEY and no base_url         embedded
-    a key, and a model the service may have   the service
-    a shipped base, or a model in a folder    embedded, even with a key: no service has it
+    API key, and a model name                 service
+    API key, and a shipped base or a folder   embedded, because no service has the model
 
-``engine=`` overrides this. Nothing connects before the choice: the embedded engine uses no network.
+``engine=`` overrides this. No connection is made before an engine has been chosen, because the
+embedded engine must not use the network.
 """
 
 import os
@@ -28,12 +29,12 @@ KEY = "TINKER_API_KEY"
 URL = "TINKER_BASE_URL"
 
 TINY = 2**25
-"""Up to this many bytes of weights, one thread is fastest."""
+"""Models with at most this many bytes of weights run fastest on one thread."""
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine, and why evert chose it."""
+    """The chosen engine, and the reason."""
 
     kind: Literal["embedded", "service"]
     reason: str
@@ -51,7 +52,7 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
         return EngineChoice("embedded", "engine=embedded")
     if settings.engine == "auto":
         if not os.environ.get(KEY) and not settings.base_url:
-            return EngineChoice("embedded", f"no {KEY} is set")
+            return EngineChoice("embedded", f"{KEY} is not set")
         if local:
             name, reason = Path(settings.model_name).name, f"{KEY} is set"
             if settings.base_url:
@@ -59,20 +60,21 @@ def choose_engine(settings: TrainSettings) -> EngineChoice:
             return EngineChoice("embedded", f"{reason}, but {name} is not on any service")
     if not os.environ.get(KEY):
         raise RecipeError(
-            f"A Tinker service is requested (engine=service or base_url), but {KEY} is not set. "
-            "Set it to your key (for your own service: to any key it accepts), or pass "
+            f"The settings ask for a Tinker service (engine=service or base_url), but {KEY} is not "
+            "set. Set it to your API key (for your own service, to any key it accepts), or pass "
             "engine=embedded to train on this machine."
         )
     if settings.model_name in BASES and not settings.base_url:
         raise RecipeError(
-            f"engine=service got model_name={settings.model_name}, which ships with evert and is "
-            "not on any service. Pass a model that the service trains: model_name=Qwen/Qwen3-8B."
+            f"engine=service does not work with model_name={settings.model_name}, which ships with "
+            "evert and is not available on any service. Pass a model that the service can train, "
+            "for example model_name=Qwen/Qwen3-8B."
         )
     return EngineChoice("service", f"{KEY} is set")
 
 
 def check_engine(settings: TrainSettings, choice: EngineChoice) -> None:
-    """Check that an embedded engine has the device and the model."""
+    """Check that the device and the model are available to an embedded engine."""
     if not choice.embedded:
         return
     import torch
@@ -83,23 +85,24 @@ def check_engine(settings: TrainSettings, choice: EngineChoice) -> None:
     gpus = {"cuda": torch.cuda, "mps": torch.mps}
     if kind in gpus and int(number or 0) >= (count := gpus[kind].device_count()):
         raise RecipeError(
-            f"device={settings.device}: PyTorch sees {count} such devices here. Pass device=cpu, "
-            "or device=auto."
+            f"device={settings.device} is not available: PyTorch found {count} devices of this "
+            "type. Pass device=cpu or device=auto."
         )
     resolve_model(settings.model_name)
 
 
 def threads_of(threads: int | None, model_name: str) -> int | None:
-    """Return PyTorch's threads per pass: ``threads``, or 1 for tiny models; None: PyTorch chooses.
+    """Return the number of PyTorch threads per pass. None leaves the choice to PyTorch.
 
-    A tiny model's operations are too small to split: one thread is fastest, and adds numbers in a
-    fixed order, so that runs are reproducible. Whole passes run in parallel (``parallel.py``).
+    The default for tiny models is 1. Their operations are too small to split across threads, and
+    a single thread always adds numbers in the same order, which makes runs reproducible. Instead,
+    whole passes run in parallel (``parallel.py``).
     """
     return 1 if threads is None and (model_name in BASES or _is_tiny(model_name)) else threads
 
 
 def _is_tiny(model_name: str) -> bool:
-    """Return whether a name is a folder with a model no larger than ``TINY``."""
+    """Return whether ``model_name`` is the folder of a model that is no larger than ``TINY``."""
     sizes = [file.stat().st_size for file in Path(model_name).expanduser().glob("*.safetensors")]
     return 0 < sum(sizes) <= TINY
 
@@ -111,8 +114,11 @@ def running_engine(
     checkpoints: Path,
     models: "Mapping[str, FrozenModel]",
 ) -> Iterator[dict[str, Any]]:
-    """Run the engine inside the block, with access to the models' hosts; yield its description."""
-    register_folder(settings.model_name)  # the user's own service may have this model, too
+    """Run the engine inside the block, and yield its description.
+
+    The embedded engine may connect to the hosts of the frozen models.
+    """
+    register_folder(settings.model_name)  # the user's own service may offer this model as well
     if choice.kind == "service":
         complete_client(settings.base_url)
         url = settings.base_url or os.environ.get(URL)
@@ -139,7 +145,7 @@ def running_engine(
 
 
 def context_of(settings: TrainSettings) -> int | None:
-    """Return the model's context length in tokens (settings, or engine); None: unknown."""
+    """Return the context length from the settings or the engine; None if it is unknown."""
     import tinker
 
     from evert.bridge.models.tinker_model import context_length_of
@@ -182,12 +188,12 @@ def say(facts: dict[str, Any]) -> str:
 
 
 def wandb_hosts(settings: TrainSettings) -> tuple[str, ...]:
-    """Return the hosts that W&B's tracking must reach; () if W&B is offline or unused."""
+    """Return the hosts that W&B needs to connect to; () if W&B is offline or unused."""
     if not settings.wandb_project:
         return ()
     import wandb
 
-    # This reads the environment and W&B's files. From here on W&B writes to the run's log.
+    # Reads the environment and W&B's config files. From now on, W&B writes to the run's log.
     wandb_settings = wandb.setup(wandb.Settings(silent=True)).settings
     host = urlsplit(wandb_settings.base_url).hostname
     return (host,) if host and wandb_settings.mode in ("online", "run", "shared") else ()

@@ -1,4 +1,4 @@
-"""A command whose arguments are the settings of one class."""
+"""Commands whose arguments map to a settings class."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,31 +20,31 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Command(Generic[T]):
-    """A command: the class of its settings, the help text above them, and its function."""
+    """A command: its settings class, the help text above the settings, and a function to run."""
 
     settings: type[T]
     usage: str
     body: Callable[[T], int | None]
     bare: str
-    """The setting that an error suggests for an argument without ``=``."""
+    """The setting to suggest in the error for an argument without ``=``."""
     name: str = ""
-    """Both words of a two-word command (``engine plan``), which may omit ``bare=`` after them."""
+    """Full name of a two-word command (``engine plan``); its first argument may omit ``bare=``."""
     examples: Mapping[str, str] = field(default_factory=dict)
-    """An example of each setting that is a mapping."""
+    """An example for each mapping setting."""
 
     def parse(self, arguments: Sequence[str]) -> T:
-        """Read the settings. The arguments of a two-word command begin with its second word."""
+        """Parse the settings. For ``engine plan``, the first argument has to be ``plan``."""
         if self.name:
             first, second = self.name.split()
             word, *arguments = [*arguments] or ["nothing"]
             if word != second:
                 raise UsageError(
-                    f"evert {first} got {word!r}; it takes {second}: evert {self.name} --help"
+                    f"evert {first} got {word!r}, expected {second}. See: evert {self.name} --help"
                 )
         return read_settings(self.settings, self._pairs(arguments))
 
     def help(self, arguments: Sequence[str]) -> str:
-        """Return the usage, and each setting with the value that these arguments give it."""
+        """Return the usage, followed by all settings with their values for these arguments."""
         options = [argument for argument in arguments if argument not in self.name.split()]
         return self.usage + settings_help(self.settings, self._pairs(options))
 

@@ -1,11 +1,11 @@
 """Demonstrations: conversations to learn from, in a file or from a function.
 
-Each has one of these forms, and becomes a ``Demonstration``. Only the last form loads torch.
+These formats are converted to a ``Demonstration``. Only the last one needs torch.
 
-    {"messages": [...], "tools": [...]}     OpenAI's fine-tuning form; weight: 0 is not learned
-    {"conversations": [...]}                ShareGPT: messages of "from" and "value"
-    {"prompt": ..., "completion": ...}      TRL: texts or messages; the completion is learned
-    a folder of recorded rollouts           the policy's replies are learned if the reward is enough
+    {"messages": [...], "tools": [...]}     OpenAI fine-tuning format; weight: 0 excludes a reply
+    {"conversations": [...]}                ShareGPT; messages with "from" and "value"
+    {"prompt": ..., "completion": ...}      TRL; strings or messages, trains on the completion
+    a folder of recorded rollouts           the policy's replies, if the reward is high enough
 """
 
 import json
@@ -31,24 +31,24 @@ SHAREGPT = {
     "tool": "tool",
     "observation": "tool",
 }
-"""Speaker of a ShareGPT message -> role."""
+"""Roles by ShareGPT speaker."""
 
 FIELDS = frozenset(
     {"role", "content", "reasoning_content", "reasoning", "refusal", "name", "weight"}
     | {"tool_calls", "tool_call_id", "function_call"}
 )
-"""Fields that a message may have."""
+"""Allowed message fields."""
 
 
 class Demonstration(NamedTuple):
-    """A conversation in OpenAI's form.
+    """A conversation in OpenAI's format.
 
     Attributes:
-        place: Where it comes from, for error messages: "FILE, line 3".
-        messages: Without weights; each tool call has an id.
-        learned: For each message, whether it is learned.
-        tools: The tools offered; [] for none.
-        unread: Names of the row's fields that are ignored.
+        place: Where it comes from, for error messages, like "FILE, line 3".
+        messages: The messages without weights. Every tool call has an id.
+        learned: Whether to train on each message.
+        tools: The tools offered to the model, or [].
+        unread: Names of fields in the row that we ignore.
     """
 
     place: str
@@ -63,11 +63,11 @@ def read_demonstrations(path: str, min_reward: float | None) -> list[Demonstrati
 
     Args:
         path: See ``evert.bridge.records.row_files``.
-        min_reward: Lowest total reward of a recorded rollout; None: any.
+        min_reward: Skip recorded rollouts whose total reward is lower than this.
 
     Raises:
-        DemonstrationsError: A row is wrong (the message names it), or no row can be learned.
-        RecordError: A folder holds neither a dataset nor records.
+        DemonstrationsError: A row is invalid, or no row contains a reply to learn from.
+        RecordError: The folder contains neither a dataset nor records.
     """
     if holds_records(path, DemonstrationsError):
         demonstrations = [*_from_records(path, min_reward)]
@@ -75,25 +75,25 @@ def read_demonstrations(path: str, min_reward: float | None) -> list[Demonstrati
         demonstrations = [demonstration(place, row) for place, row in _rows(path)]
     if not any(any(row.learned) for row in demonstrations):
         raise DemonstrationsError(
-            f"{path} has {len(demonstrations)} rows, and none has a reply to learn. Expected "
-            "assistant messages without weight: 0."
+            f"{path} has {len(demonstrations)} rows, but none of them contains a reply to learn "
+            "from. Expected assistant messages without weight: 0."
         )
     return demonstrations
 
 
 def describe(demonstrations: Sequence[Demonstration]) -> str:
-    """Describe the number of demonstrations, and possible mistakes in them."""
+    """Summarize how many demonstrations there are, and what may be wrong with them."""
     texts = Counter(json.dumps(row[1:4], default=repr) for row in demonstrations)
     ends = [row for row in demonstrations if any(row.learned) and not row.learned[-1]]
     unread = Counter(name for row in demonstrations for name in row.unread)
     counts = {
-        "with nothing to learn, left out": sum(not any(row.learned) for row in demonstrations),
+        "skipped (nothing to learn)": sum(not any(row.learned) for row in demonstrations),
         "repeated": len(demonstrations) - len(texts),
-        "with messages after the last learned reply": len(ends),
-        "with a call to a tool that is not among their tools": sum(
+        "with messages after the last reply to learn": len(ends),
+        "that call a tool which is not in their list of tools": sum(
             map(_calls_others, demonstrations)
         ),
-        **{f"with the field {name!r}, ignored": count for name, count in unread.items()},
+        **{f"with the field {name!r}, which is ignored": count for name, count in unread.items()},
     }
     parts = [f"{count:,} {what}" for what, count in counts.items() if count]
     return "; ".join([f"{len(demonstrations):,} conversations", *parts])
@@ -106,10 +106,10 @@ def _calls_others(conversation: Demonstration) -> bool:
 
 
 def demonstration(place: str, row: Any) -> Demonstration:
-    """Read a row as a demonstration.
+    """Convert a row to a demonstration.
 
     Raises:
-        DemonstrationsError: A field is wrong; the message names the field and ``place``.
+        DemonstrationsError: A field is invalid. The message includes the field and ``place``.
     """
     if not isinstance(row, Mapping):
         _refuse(place, "the row", row, "an object with messages")
@@ -145,7 +145,7 @@ def _refuse(place: str, field: str, value: object, expected: str) -> NoReturn:
 def _message(
     place: str, at: str, message: Any, waiting: list[str]
 ) -> tuple[dict[str, Any], float | None]:
-    """Return a message without weight, and its weight; ``waiting``: ids of unanswered calls."""
+    """Separate a message from its weight. ``waiting`` lists the ids of calls without a result."""
     if not isinstance(message, Mapping):
         _refuse(place, at, message, "an object with role and content")
     plain = {key: value for key, value in message.items() if value is not None}
@@ -154,7 +154,7 @@ def _message(
     weight, role = plain.pop("weight", None), plain.get("role")
     if weight not in (None, 0, 1) or (weight and role != "assistant"):
         _refuse(place, f"{at}.weight", weight, "0 or 1, and 1 only for the assistant")
-    if old_call := plain.pop("function_call", None):  # the API's older form
+    if old_call := plain.pop("function_call", None):  # deprecated API format
         plain["tool_calls"] = [{"function": _json(place, f"{at}.function_call", old_call)}]
     if role == "assistant":
         if calls := plain.get("tool_calls"):
@@ -164,7 +164,7 @@ def _message(
     elif role in ("tool", "function"):
         call_id = plain.setdefault("tool_call_id", waiting[0] if waiting else None)
         if call_id not in waiting:
-            ids = ", ".join(waiting) or "no result here, as no call waits for one"
+            ids = ", ".join(waiting) or "no result here, because all calls have a result"
             _refuse(place, f"{at}.tool_call_id", call_id, ids)
         waiting.remove(call_id)
         plain["role"] = "tool"
@@ -172,7 +172,7 @@ def _message(
 
 
 def _calls(place: str, at: str, calls: Any, waiting: list[str]) -> list[Any]:
-    """Return the calls with ids, and with their arguments as text."""
+    """Add missing ids to the calls, and convert their arguments to strings."""
     if not isinstance(calls, list | tuple):
         _refuse(place, at, calls, "a list of calls")
     calls_with_ids = list[Any]()
@@ -193,7 +193,7 @@ def _calls(place: str, at: str, calls: Any, waiting: list[str]) -> list[Any]:
 
 
 def _tools(place: str, fields: Mapping[str, Any]) -> list[Any]:
-    name = "functions" if fields.get("functions") else "tools"  # the API's older form
+    name = "functions" if fields.get("functions") else "tools"  # deprecated API format
     tools = _json(place, name, fields.get(name) or [])
     if not isinstance(tools, list):
         _refuse(place, name, tools, "a list")
@@ -202,7 +202,7 @@ def _tools(place: str, fields: Mapping[str, Any]) -> list[Any]:
 
 
 def _json(place: str, field: str, value: Any) -> Any:
-    """Return a value, parsed if it is a JSON text."""
+    """Parse a value if it is a JSON string."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError):
@@ -210,7 +210,7 @@ def _json(place: str, field: str, value: Any) -> Any:
 
 
 def _texts(place: str, name: str, fields: Mapping[str, Any]) -> list[Any]:
-    """Return the messages of a field that holds a string or messages."""
+    """Return the messages in a field that contains a string or a list of messages."""
     value = fields.get(name, [])
     if isinstance(value, str):
         role = {"system": "system", "prompt": "user", "completion": "assistant"}[name]
@@ -239,14 +239,17 @@ def _rows(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a row without nulls, at any depth: tables fill the fields of other rows with them."""
+    """Remove nulls at any depth. Table files contain them for fields that a row lacks."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [*map(_without_nulls, value)] if isinstance(value, list) else value
 
 
 def _from_records(path: str, min_reward: float | None) -> Iterator[Demonstration]:
-    """Yield the conversations of rollouts with enough reward; an unreadable one becomes empty."""
+    """Yield the conversations of all rollouts with a reward of at least ``min_reward``.
+
+    For an invalid conversation, yield an empty demonstration.
+    """
     from evert.bridge.records.record import read_records
 
     least, best = -math.inf if min_reward is None else min_reward, -math.inf
@@ -260,12 +263,16 @@ def _from_records(path: str, min_reward: float | None) -> Iterator[Demonstration
                 yield Demonstration(place, [], [], [], [])
     if best < least:
         raise DemonstrationsError(
-            f"{path}: no rollout reaches warm_up_min_reward={least:g} (best: {best:g}). Lower it."
+            f"{path}: no rollout reaches warm_up_min_reward={least:g} (the highest reward is "
+            f"{best:g}). Lower warm_up_min_reward."
         )
 
 
 def _conversation(record: "RolloutRecord", turn: int) -> dict[str, Any]:
-    """Return the conversation up to a turn's reply; only the policy's replies are learned."""
+    """Return the conversation up to a turn's reply.
+
+    Assistant messages that are not the policy's replies get weight 0.
+    """
     steps = [step for step in record.path(turn) if record.row["steps"][step].get("reply")]
     replies = {len(record.asked(step)) for step in steps}
     messages = list[dict[str, Any]]()

@@ -1,4 +1,4 @@
-"""Checks of settings before torch is imported, so that a typo is reported at once."""
+"""Validate settings before importing torch, so that typos are reported immediately."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ from evert.trainers.config.episode import EpisodeSettings
 from evert.trainers.config.fields import DemonstrationsError
 
 RENDERERS = "renderers/__init__.py"
-"""The Cookbook's file with the function that makes a renderer from its name."""
+"""The Cookbook file with the function that creates renderers by name."""
 
 PATHS = {
     "agent": ("agent", InvalidAgentError),
@@ -34,16 +34,17 @@ PATHS = {
     "sampler": ("sampler", InvalidDatasetError),
     "demonstrations": ("demonstrations", DemonstrationsError),
 }
-"""Setting that is an import path (or an object, from Python) -> what it names, and its error."""
+"""Settings that are import paths (or objects, from Python), with a label and an error class."""
 
 FILES = frozenset({"train_tasks", "test_tasks", "demonstrations"})
-"""The settings in ``PATHS`` that may name a file instead."""
+"""Settings in ``PATHS`` that can also be a file."""
 
 
 def named_objects(settings: EpisodeSettings) -> dict[str, Any]:
-    """Check a run's or an evaluation's keys, numbers and paths; return its objects by setting.
+    """Check the keys, numbers and paths in the settings, and return the objects they refer to.
 
-    The object is None for a missing setting, and for records, whose reader would load torch.
+    An object is None if its setting is missing or refers to records, because reading records
+    would import torch.
     """
     for name in FIELDS:
         for path in getattr(settings, name, ()):
@@ -51,12 +52,12 @@ def named_objects(settings: EpisodeSettings) -> dict[str, Any]:
             check_name(key, cookbook_fields(name), f"{name}.{{}}".format)
     _check_numbers(settings)
     values = {key: getattr(settings, key, None) for key in PATHS}
-    game = getattr(settings, "game", None)  # an evaluation's; a run's settings have its agent
+    game = getattr(settings, "game", None)  # only set for evaluations
     if game is not None and game.agent[:6] != "evert.":
         values["agent"] = game.agent
     builtin = {k for k, path in values.items() if isinstance(path, str) and path[:6] == "evert."}
     objects = dict[str, Any]()
-    for key in sorted(values, key=builtin.__contains__):  # evert's last, as a game may import torch
+    for key in sorted(values, key=builtin.__contains__):  # evert's games last, as some import torch
         value, (kind, error) = values[key], PATHS[key]
         target, label = value, key
         if key in FILES and isinstance(value, str) and names_file(value):
@@ -72,7 +73,7 @@ def named_objects(settings: EpisodeSettings) -> dict[str, Any]:
 
 
 def named_files(settings: object) -> dict[str, list[Path]]:
-    """Return the files that settings name, by setting, without those of an unused warm-up."""
+    """Return the files used in settings, except demonstrations if there is no warm-up."""
     unused = {"demonstrations"} if not getattr(settings, "warm_up_steps", 0) else set()
     paths = {key: getattr(settings, key, None) for key in FILES - unused}
     return {
@@ -83,7 +84,7 @@ def named_files(settings: object) -> dict[str, list[Path]]:
 
 
 def _read_file(key: str, path: str, error: type[EvertError]) -> Sequence[Any] | None:
-    """Read the file that a setting names; None for records, whose reader would load torch."""
+    """Read the file given for a setting; None for records, because that would import torch."""
     if holds_records(path, error):
         record_files(path)
         return None
@@ -91,17 +92,17 @@ def _read_file(key: str, path: str, error: type[EvertError]) -> Sequence[Any] | 
 
 
 def texts_as_tasks(tasks: Mapping[str, Any]) -> list[str]:
-    """Return a warning for each string that is given where a list of tasks is expected."""
+    """Return a warning for each string that was passed instead of a list of tasks."""
     return [
-        f"{name} is a string ({text!r:.60}), so each character is a task. Make it a list: "
-        "TASKS = [...]."
+        f"{name} is a string ({text!r:.60}), so every character becomes a task. Use a list "
+        "instead: TASKS = [...]."
         for name, text in tasks.items()
         if isinstance(text, str | bytes)
     ]
 
 
 def check_renderer(name: str, key: str = "renderer_name") -> None:
-    """Refuse a renderer that the Cookbook does not have; ``key`` is the setting that names it."""
+    """Raise an error if the Cookbook has no such renderer; ``key`` is the setting's name."""
     if "tinker_cookbook.renderers" in sys.modules:  # the agent's module may have registered more
         return
     source = (files("tinker_cookbook") / RENDERERS).read_text(encoding="utf-8")
@@ -109,17 +110,15 @@ def check_renderer(name: str, key: str = "renderer_name") -> None:
     if name.partition("(")[0] not in names:
         hint = did_you_mean(name, names, "{}") or f" Renderers: {', '.join(names)}."
         raise UsageError(
-            f"{key}={name} is not a Cookbook renderer.{hint} Leave out {key} to use the "
-            "renderer that fits the model."
+            f"{key}={name} is not a Cookbook renderer.{hint} Leave out {key} to use the renderer "
+            "that matches the model."
         )
 
 
 def _check_numbers(settings: EpisodeSettings) -> None:
     for key, value in settings.limits.items():
         if (limit := number_in(value)) is not None and limit <= 0:
-            raise UsageError(
-                f"limits.{key} must be a positive value or None (unlimited), got {value}."
-            )
+            raise UsageError(f"limits.{key} must be positive or None (unlimited), got {value}.")
     for name, key in (("parse_error_policy", "max_consecutive"), ("cookbook", "temperature")):
         value = getattr(settings, name, {}).get(key)
         if (number_in(value) or 0.0) < 0:
@@ -129,4 +128,4 @@ def _check_numbers(settings: EpisodeSettings) -> None:
 def _check_tasks(label: str, tasks: Any) -> None:
     check_tasks(tasks, label)
     if len(tasks) == 0:
-        raise InvalidDatasetError(f"{label} has no task; expected at least one.")
+        raise InvalidDatasetError(f"{label} contains no tasks; expected at least one.")

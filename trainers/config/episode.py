@@ -1,6 +1,7 @@
-"""Settings of an episode, for every command that plays episodes: ``ChatAgentEnv``'s options.
+"""Episode settings (``ChatAgentEnv`` options), shared by all commands that play episodes.
 
-The renderer depends on the model. ``frozen_models.py`` has the frozen models.
+The renderer is not included, because it depends on the model. For frozen models, see
+``frozen_models.py``.
 """
 
 from collections.abc import Mapping
@@ -22,60 +23,62 @@ class EpisodeSettings:
 
     policy_names: tuple[str, ...] = setting(
         (),
-        "model names by which the agent calls the policy: gpt-4o,gpt-5.2; a * matches "
-        "any text; none: policy",
+        "model names that refer to the policy in the agent's calls, like gpt-4o,gpt-5.2; "
+        "* matches any text (default: policy)",
     )
     seats: tuple[str, ...] = setting((), "names of the agent's trained roles, if it has several")
     limits: Mapping[str, Any] = by_path(
-        "budgets of an episode: max_turns, max_trajectory_tokens, "
+        "limits for an episode: max_turns, max_trajectory_tokens, "
         "max_sampled_tokens, max_tool_calls, max_turn_tokens, rollout_timeout_seconds, "
-        "sampling_turn_timeout_seconds; unlimited by default"
+        "sampling_turn_timeout_seconds (default: unlimited)"
     )
     context_length: int | None = size(
-        None, "maximum tokens of a prompt and its reply; None: the model's context", 3
+        None, "maximum tokens in a prompt and its reply (default: the model's context length)", 3
     )
     agent_timeout: float | None = size(
-        600.0, "seconds an agent may take between calls; None: no limit", 0, or_more=False
+        600.0, "maximum seconds between an agent's calls; None disables it", 0, or_more=False
     )
     model_timeout: float | None = size(
-        600.0, "seconds a frozen model may take to reply; None: no limit", 0, or_more=False
+        600.0, "maximum seconds to wait for a frozen model; None disables it", 0, or_more=False
     )
     on_agent_error: float | None = setting(
         None,
-        "reward of an episode whose agent raises or is too slow; None: no reward, and "
-        "training leaves the episode out",
+        "reward for an episode if the agent raises an error or times out (default: no reward; "
+        "the episode is not used for training)",
     )
     on_truncation: Literal["deliver", "end"] = setting(
-        "deliver", "what to do with a truncated reply: deliver it, or end the episode"
+        "deliver", "whether to deliver a truncated reply to the agent or end the episode"
     )
     context_overflow_reward: float = setting(
-        -0.1, "added to the reward if an episode ends because its prompt is too long"
+        -0.1, "added to the reward if the episode ends because a prompt is too long"
     )
     format_retries: int = size(
-        2, "how many times to resample a reply that lacks the requested format", 0
+        2, "how many times to resample a reply that doesn't match the requested format", 0
     )
     keep_completed_arguments: bool = setting(
         False,
-        "whether to keep a reply as sampled if the agent sends its tool call back with added "
-        "arguments",
+        "whether to keep the sampled tokens if the agent adds arguments to the tool call when "
+        "sending it back",
     )
     parse_error_policy: Mapping[str, Any] = by_path(
-        "what to do after a reply that does not parse: max_consecutive, penalty_per_error, "
-        "terminal_reward, mask_error_turns, retry_message_template; none: the agent gets the text"
+        "how to handle replies that can't be parsed: max_consecutive, penalty_per_error, "
+        "terminal_reward, mask_error_turns, retry_message_template (default: deliver the text)"
     )
-    close_timeout: float = size(5.0, "seconds a cancelled agent may take to end", 0, or_more=False)
+    close_timeout: float = size(
+        5.0, "maximum seconds to wait for a cancelled agent", 0, or_more=False
+    )
 
 
 def env_options(settings: EpisodeSettings, models: Mapping[str, "FrozenModel"]) -> "EnvOptions":
-    """Return the settings that differ from the defaults, as options of ``ChatAgentEnv``.
+    """Return the settings that differ from the defaults, as ``ChatAgentEnv`` options.
 
-    For all others, the agent's own options (``env_options``) or the Env's defaults apply.
+    The rest is determined by the agent's own options (``env_options``) or the Env's defaults.
     """
     from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 
     values: Any = {"models": models} if models else {}
     plain = EpisodeSettings()
-    for name in chz.chz_fields(EpisodeSettings).keys() - {"seats"}:  # an option of the group
+    for name in chz.chz_fields(EpisodeSettings).keys() - {"seats"}:  # a group option
         if getattr(settings, name) != getattr(plain, name):
             values[name] = getattr(settings, name)
     kinds: Mapping[str, Any] = {"limits": RolloutLimits, "parse_error_policy": ParseErrorPolicy}

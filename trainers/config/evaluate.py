@@ -1,4 +1,4 @@
-"""Settings of ``evert evaluate``, and of ``evert play``."""
+"""Settings of ``evert evaluate`` and ``evert play``."""
 
 import json
 import re
@@ -22,7 +22,7 @@ MAPPINGS = {
     key: TRAINING[key] for key in ("tasks", "chat_template", "limits", "parse_error_policy")
 }
 MAPPINGS["frozen"] = TRAINING["models"]  # typed as models.KEY
-"""Settings that are mappings, each with an example."""
+"""An example for each mapping setting."""
 
 
 NAMES = (
@@ -33,35 +33,37 @@ NAMES = (
 
 @chz.chz
 class PlayingSettings(SharedSettings):
-    """Settings of episodes in which a named model answers a named agent's calls."""
+    """Settings shared by ``evert evaluate`` and ``evert play``."""
 
-    agent: str = setting("", "your agent's import path, 'package.module:function'")
-    train_tasks: str = setting("", "with agent=: import path or file of the training tasks")
-    test_tasks: str = setting("", "with agent=: import path or file of the held-out tasks")
+    agent: str = setting("", "import path of your agent, 'package.module:function'")
+    train_tasks: str = setting("", "import path or file of the training tasks (with agent=)")
+    test_tasks: str = setting("", "import path or file of the held-out tasks (with agent=)")
     frozen: Mapping[str, Any] = by_path(
-        "the frozen model that answers the agent's calls to KEY: a base, a folder, "
-        "runs/NAME, ..., openai:MODEL; options as in training: models.KEY.temperature=0, ..."
+        "frozen model that answers the agent's calls to KEY: a base, a folder, runs/NAME, ..., "
+        "openai:MODEL; takes the same options as in training: models.KEY.temperature=0, ..."
     )
     opponent: str = setting(
         "",
-        "who plays the other seats of a multi-seat agent: an opponent of the game, or a model as "
-        "in models.KEY; '': the evaluated model plays all seats",
+        "opponent for the other seats of a multi-seat agent: one of the game's opponents, or a "
+        "model as in models.KEY (default: the evaluated model plays all seats)",
     )
     split: Literal["all", "train", "test"] = setting("all", "which tasks to play")
-    max_tasks: int | None = size(200, "maximum tasks per split, evenly spaced; None: all")
-    seed: int = setting(0, "the first seed")
-    temperature: float = size(1.0, "sampling temperature; 0: greedy", 0)
+    max_tasks: int | None = size(200, "maximum tasks per split, evenly spaced; None plays all")
+    seed: int = setting(0, "first seed")
+    temperature: float = size(1.0, "sampling temperature; 0 is greedy", 0)
     max_tokens: int | None = size(
-        None, "maximum tokens of a reply; None: as in training (openai: no limit)"
+        None, "maximum tokens per reply (default: as in training; no limit for openai:)"
     )
-    search: bool = setting(False, "whether the player has a search tool")
+    search: bool = setting(False, "whether to give the player a search tool")
 
     model_name: str = setting("", "base model of tinker://... or vllm:... models")
     base_url: str = setting("https://api.openai.com/v1", "endpoint of openai:... models")
     api_key_env: str | None = setting(
-        None, "environment variable with the key; None: OPENAI_API_KEY, or VLLM_API_KEY for vllm:"
+        None,
+        "environment variable with the API key (default: OPENAI_API_KEY, or VLLM_API_KEY for "
+        "vllm:)",
     )
-    record: bool = setting(False, "whether every rollout is written to OUT/rollouts.jsonl")
+    record: bool = setting(False, "whether to write all rollouts to OUT/rollouts.jsonl")
 
     @chz.validate
     def _who(self) -> None:
@@ -69,35 +71,35 @@ class PlayingSettings(SharedSettings):
             raise RecipeError(f"Got both env={self.env} and agent={self.agent}; expected one.")
         if self.opponent and len(self.seats) < 2:
             raise RecipeError(
-                f"opponent={self.opponent} with the seats {','.join(self.seats) or '(none)'}: an "
-                "opponent needs an agent with at least two seats. Pass seats=x,o."
+                f"opponent={self.opponent} is set, but seats={','.join(self.seats) or '(none)'}. "
+                "An opponent requires an agent with at least two seats, for example seats=x,o."
             )
 
     @property
     def name(self) -> str:
-        """Short name of the game, the taskset or the agent."""
+        """Short name of the game, taskset or agent."""
         name = self.env or self.tasks.get("id")
         return name or self.agent.partition(":")[2]
 
     @cached_property
     def game(self) -> Game | None:
-        """The game or taskset; None for an agent."""
+        """The game or taskset, or None for an agent."""
         return game_of(self.subject) if self.env or self.tasks else None
 
     @property
     def subject(self) -> dict[str, Any]:
-        """The game, taskset or agent, as settings of a training run."""
+        """The game, taskset or agent, as training settings."""
         settings = {"env": self.env, "tasks": self.tasks, "agent": self.agent}
         return {key: value for key, value in settings.items() if value}
 
     @property
     def players(self) -> Mapping[str, str]:
-        """The game's players without a model: name -> import path."""
+        """Import paths of the game's scripted players, by name."""
         return self.game.players if self.game else {}
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Settings that override a run's: device and threads; renderer and dtype, if set."""
+        """Settings that replace the run's: device, threads, and the others that are set."""
         candidates = {"renderer_name": self.renderer_name, "dtype": self.dtype}
         overrides: dict[str, Any] = {
             key: value for key, value in candidates.items() if value not in (None, "", "auto")
@@ -107,7 +109,7 @@ class PlayingSettings(SharedSettings):
         return {"device": self.device, "threads": self.threads, **overrides}
 
     def run_of(self, model: str) -> TrainSettings:
-        """Return settings of a run that would train the model on these tasks."""
+        """Return the settings of a run that would train the model on these tasks."""
         settings = self.subject
         if model:
             settings["model_name"] = model
@@ -118,25 +120,25 @@ class PlayingSettings(SharedSettings):
         return self.played_as(TrainSettings(**values))
 
     def played_as(self, run: TrainSettings) -> TrainSettings:
-        """Return a run's settings with this evaluation's episode settings."""
+        """Replace a run's episode settings with those of this evaluation."""
         episodes = {name: getattr(self, name) for name in chz.chz_fields(EpisodeSettings)}
         return chz.replace(run, **episodes)
 
     def agent_of(self, run: TrainSettings) -> str:
-        """Return the import path of the run's agent; with ``search``, its searching variant."""
+        """Return the import path of the run's agent, or of its variant with a search tool."""
         if not self.search:
             return str(run.agent)
         all_games = [game for game in (self.game, *games().values()) if game is not None]
         twins = dict(twin for game in all_games for twin in game.searching.items())
         if run.agent not in twins:
             raise RecipeError(
-                f"search=True: {run.agent} has no variant with a search tool. Leave search out, or "
-                "pass an agent of your own that searches."
+                f"search=True is set, but {run.agent} has no variant with a search tool. Leave out "
+                "search=, or pass your own agent that can search."
             )
         return twins[run.agent]
 
     def paths_by_split(self) -> dict[str, str]:
-        """Return the tasks' import paths, by split; raise a ``RecipeError`` if there are none."""
+        """Return the tasks' import paths by split; raise ``RecipeError`` if there are none."""
         where = self.game or self
         all_paths = {"train": where.train_tasks, "test": where.test_tasks}
         paths = {split: path for split, path in all_paths.items() if self.split in ("all", split)}
@@ -145,9 +147,9 @@ class PlayingSettings(SharedSettings):
         return {split: path for split, path in paths.items() if path}
 
     def tasks_by_split(self, objects: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-        """Return the tasks to play, by split; raise a ``RecipeError`` if there are none.
+        """Return the tasks to play by split; raise ``RecipeError`` if there are none.
 
-        ``objects`` has the tasks that ``named_objects`` has loaded.
+        ``objects`` contains tasks that were already loaded by ``named_objects``.
         """
         from evert.bridge.groups.tasks import load_tasks
 
@@ -162,79 +164,81 @@ class PlayingSettings(SharedSettings):
 
     def _no_tasks(self) -> RecipeError:
         return RecipeError(
-            f"split={self.split}: {self.name} has no such tasks. Choose another split, or name "
-            "tasks: test_tasks=package.module:TASKS."
+            f"split={self.split}: {self.name} has no such tasks. Choose a different split, or pass "
+            "tasks with test_tasks=package.module:TASKS."
         )
 
 
 @chz.chz
 class EvaluateSettings(PlayingSettings):
-    """Settings of one evaluation and of its episodes."""
+    """Settings of an evaluation and its episodes."""
 
     models: tuple[str, ...] = setting((), f"models to evaluate: {NAMES}")
-    seeds: int = size(4, "episodes per task, each with its own seed")
-    success: float = setting(1.0, "lowest reward that counts as a success")
+    seeds: int = size(4, "number of episodes per task, each with a different seed")
+    success: float = setting(1.0, "minimum reward that counts as a success")
     pass_at: tuple[int, ...] = setting(
-        (), "values of k for pass@k, such as 1,4,16; each at most seeds"
+        (), "values of k for pass@k, like 1,4,16; none larger than seeds"
     )
     parallel: int | None = parallel()
     environments: str = setting(
         ".frameworks",
-        "with tasks=all-offline: folder of virtual environments, for tasksets whose packages are "
-        "missing here",
+        "folder of virtual environments for tasksets whose packages are not installed in this "
+        "Python (with tasks=all-offline)",
     )
     out: str | None = setting(
-        None, "a new folder, or one to resume; None: evaluations/<env>-<date-time>"
+        None, "new folder, or one to resume (default: evaluations/<env>-<date-time>)"
     )
 
     @chz.validate
     def _what(self) -> None:
         if outside := [k for k in self.pass_at if not 1 <= k <= self.seeds]:
             raise RecipeError(
-                f"pass_at has {outside[0]}, but seeds={self.seeds}: k must be from 1 to seeds. "
-                "Raise seeds= to play more episodes, or choose smaller values."
+                f"pass_at contains {outside[0]}, but seeds={self.seeds}: k must be from 1 to "
+                "seeds. Increase seeds= to play more episodes, or choose smaller values."
             )
         if not self.models:
-            raise RecipeError("No model to evaluate. Pass models=, for example models=evert-tiny.")
+            raise RecipeError("No models to evaluate. Pass for example models=evert-tiny.")
         has_tasks = self.agent and (self.train_tasks or self.test_tasks)
         if not (self.env or self.tasks or has_tasks):
             raise RecipeError(
-                f"No tasks to evaluate on. Pass env= with one of {', '.join(games())}, or an agent "
-                "of your own: agent=package.module:function test_tasks=package.module:TASKS."
+                f"No tasks to evaluate on. Pass env= with one of {', '.join(games())}, or your own "
+                "agent: agent=package.module:function test_tasks=package.module:TASKS."
             )
 
 
 ME = "me"
-"""The model name of the person at the terminal."""
+"""Model name for a person who types the replies."""
 
 
 @chz.chz
 class PlaySettings(PlayingSettings):
-    """Settings of one episode that is shown in the terminal."""
+    """Settings of an episode to play in the terminal."""
 
     model: str = chz.field(doc=f"who plays: {ME} (you type the replies), {NAMES}")
     task: str = setting(
         "",
-        "number of the task, from 0, among those of env=, tasks= or test_tasks=; without them the "
-        "task itself, as JSON or as text; '': the first task, or none",
+        "index (from 0) of a task in env=, tasks= or test_tasks=; if you only pass agent=, the "
+        "task itself as JSON or text (default: the first task, if there is one)",
     )
-    out: str | None = setting(None, "with record=True: the folder; None: plays/<env>-<date-time>")
+    out: str | None = setting(
+        None, "output folder, with record=True (default: plays/<env>-<date-time>)"
+    )
 
     @chz.validate
     def _what(self) -> None:
         if not (self.env or self.tasks or self.agent):
             raise RecipeError(
-                f"No agent to play. Pass env= with one of {', '.join(games())}, or an agent of "
-                "your own: agent=package.module:function task=TASK."
+                f"No agent to play. Pass env= with one of {', '.join(games())}, or your own "
+                "agent: agent=package.module:function task=TASK."
             )
 
     def paths_by_split(self) -> dict[str, str]:
-        """Return the paths as for an evaluation; {} if ``task`` is the task itself."""
+        """Return the tasks' import paths by split, or {} if ``task`` is the task itself."""
         has_own = self.agent and not (self.train_tasks or self.test_tasks)
         return {} if has_own else PlayingSettings.paths_by_split(self)
 
     def tasks_by_split(self, objects: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-        """Return the tasks that ``task`` indexes: the held-out ones, or else the training tasks."""
+        """Return the tasks to choose from: the held-out tasks, or else the training tasks."""
         if self.paths_by_split():
             tasks = PlayingSettings.tasks_by_split(self, objects)
             return dict([item for item in tasks.items() if len(item[1])][-1:])
@@ -246,13 +250,13 @@ class PlaySettings(PlayingSettings):
             return {"test": [self.task]}
 
     def number_of(self, tasks: Sequence[Any]) -> int:
-        """Return the number of the task to play; raise a ``RecipeError`` if it does not exist."""
+        """Return the index of the task to play; raise ``RecipeError`` if it does not exist."""
         if not self.task or not self.paths_by_split():
             return 0
         if not self.task.isdecimal() or int(self.task) >= len(tasks):
             raise RecipeError(
-                f"task={self.task}: expected a number from 0 to {len(tasks) - 1}. To play a task "
-                "of your own, name the agent alone: agent=package.module:function task=TASK."
+                f"task={self.task}: expected a number from 0 to {len(tasks) - 1}. To play your own "
+                "task, only pass an agent and no tasks: agent=package.module:function task=TASK."
             )
         return int(self.task)
 
@@ -260,14 +264,14 @@ class PlaySettings(PlayingSettings):
 def read_evaluate_settings(
     settings: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
 ) -> EvaluateSettings:
-    """Read an evaluation's settings, over the recorded or else the recipe's episode settings."""
+    """Read evaluation settings. Defaults come from the recorded settings or the recipe."""
     return read_playing_settings(EvaluateSettings, settings, recorded)
 
 
 def read_playing_settings(
     kind: type[T], settings: Mapping[str, Any], recorded: Mapping[str, Any] | None = None
 ) -> T:
-    """Read settings of a ``kind``, over the recorded or else the recipe's episode settings."""
+    """Read settings of class ``kind``. Defaults come from the recorded settings or the recipe."""
     taskset = taskset_of(settings)
     under, game = recorded, None
     if not under:
@@ -281,22 +285,25 @@ def read_playing_settings(
     gathered = gather({**renamed, "tasks": taskset}, MAPPINGS, under)
     result = read_settings(kind, gathered, under, _name_of)
     if game:
-        vars(result)["game"] = game  # fills the cached property: tasksets may be slow to make
+        vars(result)["game"] = game  # set the cached property, because loading tasksets can be slow
     return result
 
 
 def playing_help(kind: type[PlayingSettings], settings: Mapping[str, str]) -> str:
-    """Describe the settings of a ``kind``, with frozen models as ``models.KEY``."""
+    """Return the help text for the settings, with frozen models shown as ``models.KEY``."""
     return settings_help(kind, settings).replace("frozen.KEY", "models.KEY")
 
 
 def _name_of(key: str) -> str:
-    """Return a setting's name as users type it: frozen models are ``models.NAME``."""
+    """Return a setting's user-facing name: frozen models are called ``models.NAME``."""
     return key.replace("frozen", "models", 1) if key.startswith("frozen") else key
 
 
 def spread(tasks: Sequence[Any], limit: int | None) -> Sequence[Any]:
-    """Return at most ``limit`` tasks, evenly spaced; None: all. A string stays a string."""
+    """Return at most ``limit`` evenly spaced tasks, or all of them if ``limit`` is None.
+
+    A string stays a string.
+    """
     if limit is None or len(tasks) <= limit:
         return tasks
     if isinstance(tasks, str):

@@ -1,13 +1,13 @@
-"""The frozen models of a run or an evaluation: ``models.NAME=...``, as an Env takes them.
+"""Frozen models of a run or an evaluation, configured with ``models.NAME=...``.
 
     models.user=evert-tiny                       the model that answers calls to "user"
     models.user.temperature=0                    one of its ``OPTIONS``
-    models.judge=runs/NAME                       the last weights of a run
-    models.critic=https://host/v1#model          an endpoint,
-    models.critic.api_key_env=HOST_KEY           whose key is in that environment variable
+    models.judge=runs/NAME                       the latest weights of a run
+    models.critic=https://host/v1#model          an endpoint
+    models.critic.api_key_env=HOST_KEY           environment variable with the endpoint's API key
 
-The settings map the key after ``models.`` to a text; from Python a value may be a model object.
-``pin_steps`` lets a resumed run keep the frozen weights that it began with.
+The settings map the part after ``models.`` to a string. From Python, a value can also be a model
+object. ``pin_steps`` makes a resumed run keep the frozen weights that it started with.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @chz.chz
 class WeightsOptions:
-    """Sampling options of weights; see ``TinkerModel``."""
+    """Sampling options for weights; see ``TinkerModel``."""
 
     temperature: float = 1.0
     max_tokens: int | None = None
@@ -47,7 +47,7 @@ class WeightsOptions:
 
 @chz.chz
 class EndpointOptions:
-    """Request options of an endpoint; see ``RemoteModel``."""
+    """Request options for an endpoint; see ``RemoteModel``."""
 
     temperature: float | None = None
     base_url: str = "https://api.openai.com/v1"
@@ -56,20 +56,20 @@ class EndpointOptions:
 
 
 OPTIONS = frozenset({*chz.chz_fields(WeightsOptions), *chz.chz_fields(EndpointOptions)})
-"""Options that may follow ``models.NAME.``; NAME itself may contain dots."""
+"""Options allowed after ``models.NAME.`` (NAME can contain dots)."""
 
 
 def frozen_models(
     settings: Mapping[str, Any], base_url: str | None = None
 ) -> "dict[str, FrozenModel]":
-    """Return the settings' models, opened for an Env; ``base_url``: the run's Tinker service."""
+    """Read and open the models. ``base_url`` is the address of the run's Tinker service."""
     return open_models(read_models(settings), base_url)
 
 
 def open_models(
     models: "Mapping[str, ModelRef | FrozenModel]", base_url: str | None = None
 ) -> "dict[str, FrozenModel]":
-    """Return the models, opened for an Env; ``base_url``: the run's Tinker service."""
+    """Open the models for use in an Env. ``base_url`` is the address of the Tinker service."""
     return {
         name: model.open(base_url) if isinstance(model, ModelRef) else model
         for name, model in models.items()
@@ -77,12 +77,12 @@ def open_models(
 
 
 def read_models(settings: Mapping[str, Any]) -> "dict[str, ModelRef | FrozenModel]":
-    """Return each model of the settings by its name. Imports nothing heavy.
+    """Look up the models in the settings by name, without heavy imports.
 
-    A model object from Python is returned unchanged.
+    Model objects passed from Python are returned unchanged.
 
     Raises:
-        EvertError: There is no such model, renderer or option.
+        EvertError: A model, renderer or option does not exist.
     """
     models: dict[str, ModelRef | FrozenModel] = {}
     for name, options in _by_name(settings).items():
@@ -90,7 +90,7 @@ def read_models(settings: Mapping[str, Any]) -> "dict[str, ModelRef | FrozenMode
         if model is None:
             key = ".".join(["models", name, *[*options][:1]])
             raise UsageError(
-                f"{key} has no model: expected models.{name}=..., for example "
+                f"{key} has no model. Pass one with models.{name}=..., for example "
                 f"models.{name}=evert-tiny."
             )
         is_named = isinstance(model, str)
@@ -99,7 +99,7 @@ def read_models(settings: Mapping[str, Any]) -> "dict[str, ModelRef | FrozenMode
 
 
 def _by_name(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Map each name to its options; the option "" is the model itself."""
+    """Group the options by model name. The option "" is the model itself."""
     by_name: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
         name, option = _split(key)
@@ -108,17 +108,17 @@ def _by_name(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _split(key: str) -> tuple[str, str]:
-    """Split a key into a model's name, which may contain dots, and an option; "" for none."""
+    """Split a key into a model name, which may contain dots, and an option ("" if missing)."""
     name, _, option = key.rpartition(".")
     return (name, option) if name and option in OPTIONS else (key, "")
 
 
 def read_model(setting: str, text: str, options: Mapping[str, Any]) -> ModelRef:
-    """Read the model that a setting names, with its options; errors as in ``read_models``."""
+    """Look up one model and parse its options. Raises the same errors as ``read_models``."""
     if text.startswith("<"):
         raise RecipeError(
-            f"{setting} was {text}, an object from Python, which is not in the record. "
-            f"Pass it to evert.train again, or name a model: {setting}=evert-tiny."
+            f"{setting} was {text}, a Python object that cannot be restored from the record. "
+            f"Pass it to evert.train again, or choose a model, for example {setting}=evert-tiny."
         )
 
     def name_of(key: str) -> str:
@@ -130,8 +130,9 @@ def read_model(setting: str, text: str, options: Mapping[str, Any]) -> ModelRef:
         model = check_model(text, renderer)
     if model.kind == "server":
         raise RecipeError(
-            f"{setting}={text} is a server that takes token ids, for `evert evaluate models=`. "
-            "A frozen model needs an endpoint of chat completions; the same server has one: "
+            f"{setting}={text} is a token-level server, which only `evert evaluate` and "
+            "`evert play` accept. Frozen models need a chat completions endpoint, which the same "
+            "server provides: "
             f"{setting}={model.base_url}#{model.model or 'MODEL'}."
         )
     is_endpoint = model.kind == "endpoint"
@@ -144,7 +145,7 @@ def read_model(setting: str, text: str, options: Mapping[str, Any]) -> ModelRef:
 
 @contextmanager
 def _naming(setting: str) -> Iterator[None]:
-    """Name the setting in the error for a model that does not exist."""
+    """Add the setting's name to the error if a model does not exist."""
     try:
         yield
     except ModelNameError as error:
@@ -156,7 +157,7 @@ def _naming(setting: str) -> Iterator[None]:
 def fingerprint(
     settings: Mapping[str, Any], models: "Mapping[str, ModelRef | FrozenModel]"
 ) -> list[Any]:
-    """Return what determines the models' replies: names, options, and digests of weights."""
+    """Return everything that affects the models' replies: names, options and weight digests."""
     parts: list[Any] = []
     for name, options in sorted(_by_name(settings).items()):
         model, text = models[name], options.pop("")
@@ -166,14 +167,14 @@ def fingerprint(
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
-    """List the models in one line, by the names that the agent calls."""
+    """List the models in one line, with the names that the agent uses."""
     models = {name: options[""] for name, options in _by_name(settings).items()}
     texts = {n: m if isinstance(m, str) else type(m).__name__ for n, m in models.items()}
     return "frozen: " + ", ".join(f"{name} is {model}" for name, model in texts.items())
 
 
 def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
-    """Return the hosts of the models' endpoints, which the embedded engine must allow."""
+    """Return the hosts of all endpoints, which the embedded engine must allow."""
     from evert.bridge.models.remote import RemoteModel
 
     endpoints = [model for model in models.values() if isinstance(model, RemoteModel)]
@@ -181,14 +182,14 @@ def hosts_of(models: "Mapping[str, FrozenModel]") -> tuple[str, ...]:
 
 
 def needs_engine(models: "Mapping[str, FrozenModel]") -> bool:
-    """Return whether an engine samples any of the models."""
+    """Return whether any of the models is sampled by an engine."""
     from evert.bridge.models.tinker_model import TinkerModel
 
     return any(isinstance(model, TinkerModel) for model in models.values())
 
 
 def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None:
-    """Check that the run's engine can sample the frozen weights, and that a renderer fits them."""
+    """Check that the run's engine can sample the frozen models, and that they have renderers."""
     from evert.bridge.models.tinker_model import TinkerModel
     from evert.bridge.tokens.bases import model_renderer, renderer_name_of
     from evert.trainers.engine.models.base_models import resolve_model
@@ -202,15 +203,15 @@ def check_frozen(models: "Mapping[str, FrozenModel]", *, embedded: bool) -> None
         on_disk = bool(model.model_path) and not on_service
         if embedded and on_service:
             raise RecipeError(
-                f"models.{name} are weights on a Tinker service ({model.model_path}), which the "
-                "embedded engine cannot load. Train on the service (model_name=), or name a "
-                "frozen model that is on this machine."
+                f"models.{name} is stored on a Tinker service ({model.model_path}), so the "
+                "embedded engine cannot load it. Train on the service (model_name=), or choose a "
+                "frozen model that is stored on this machine."
             )
         if not embedded and (on_disk or local):
             raise RecipeError(
-                f"models.{name} is on this machine ({model.model_path or base}), but the run's "
-                "engine is a service, which samples only its own models. Name one of them, "
-                "or an endpoint that serves this model: models."
+                f"models.{name} is on this machine ({model.model_path or base}), but the run uses "
+                "a service, which can only sample its own models. Choose one of those, or an "
+                "endpoint that serves this model: models."
                 f"{name}=http://127.0.0.1:8000/v1#MODEL."
             )
         if embedded and base:
@@ -229,7 +230,7 @@ def check_episodes(
     *,
     embedded: bool,
 ) -> None:
-    """Check the frozen models, and that the agent's Envs can be made, before any episode."""
+    """Before any episode, check the frozen models and whether the agent's Envs can be created."""
     from evert.bridge.env.seats import episode_envs
 
     check_frozen(models, embedded=embedded)
@@ -237,7 +238,7 @@ def check_episodes(
 
 
 def pin_steps(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Add a step to each ``runs/NAME``: the recorded one if the run is resumed, else the last."""
+    """Add a step to each ``runs/NAME``: the recorded step on resume, otherwise the latest."""
     return {key: _pin_step(key, text, str(recorded.get(key, ""))) for key, text in settings.items()}
 
 

@@ -1,14 +1,14 @@
-"""The model names that every command takes.
+"""Look up models by name. All commands accept these names:
 
-    evert-tiny-20q           a shipped base, a Hugging Face folder, a model of the Hub or a service
-    runs/NAME, runs/NAME@20  weights of a training run: the last ones, or those after 20 steps
+    evert-tiny-20q           a shipped base, Hugging Face folder, Hub model or service model
+    runs/NAME, runs/NAME@20  weights of a training run: the latest, or after 20 steps
     tinker://...             weights on a Tinker service
-    openai:gpt-5-mini        a model behind an endpoint that speaks OpenAI's chat completions
-    https://host/v1#model    such a model, with the endpoint's address
-    vllm:http://host/v1#m    a model behind a server that takes token ids: vLLM, llama.cpp or
-                             `evert serve`; without #m the server's only model
+    openai:gpt-5-mini        a model at an OpenAI-compatible chat completions endpoint
+    https://host/v1#model    same, but with the endpoint's address
+    vllm:http://host/v1#m    a model on a token-level server: vLLM, llama.cpp or `evert serve`;
+                             #m can be omitted if the server only has one model
 
-``find_model`` looks at names and folders only, and loads nothing.
+``find_model`` only looks at names and folders. It does not load anything.
 """
 
 import hashlib
@@ -40,28 +40,28 @@ ENDPOINT, SERVICE, SERVER = "openai:", "tinker://", "vllm:"
 ADDRESS = ("http://", "https://")
 ELSEWHERE = ", tinker://..., openai:MODEL, https://HOST/v1#MODEL, vllm:http://HOST/v1#MODEL"
 WEIGHTS = ("*.safetensors", "*.bin", "*config.json", "tokenizer*", "*.jinja")
-"""Files of a model's folder that determine its replies."""
+"""Files in a model folder that affect the model's replies."""
 
 
 class ModelNameError(EvertError, ValueError):
-    """A name refers to no model: its run, checkpoint, folder or address does not exist."""
+    """The model does not exist: there is no such run, checkpoint, folder or address."""
 
 
 @dataclass(frozen=True)
 class ModelRef:
-    """The model that a name refers to.
+    """A reference to a model.
 
     Attributes:
-        kind: "weights" of the embedded engine or of a service; an "endpoint" of chat completions;
-            a "server" of token ids.
-        model: The model's name there; None: the server's only model. For weights, the name of their
-            base; None: only the service knows the base.
-        base_url: Address of the endpoint or server; None if the name has none.
-        model_path: tinker://... of trained weights; None for a base.
-        step: Training step after which the weights were saved; None without a run.
-        run: The recorded settings of the weights' run.
-        checkpoints: The run's folder of checkpoints; None without a run.
-        options: Sampling options, for ``open``.
+        kind: "weights" for the embedded engine or a service, "endpoint" for chat completions, or
+            "server" for a token-level server.
+        model: The model's name at the endpoint or server; None means the server's only model. For
+            weights, the name of the base; None if only the service knows it.
+        base_url: Address of the endpoint or server, if the name includes one.
+        model_path: tinker:// path of trained weights; None for a base.
+        step: Training step after which the weights were saved; None if they are not from a run.
+        run: Recorded settings of the run that trained the weights.
+        checkpoints: The run's checkpoint folder; None if the weights are not from a run.
+        options: Sampling options for ``open``.
     """
 
     kind: Literal["weights", "endpoint", "server"]
@@ -75,7 +75,7 @@ class ModelRef:
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the weights' files; None if they are not on this disk."""
+        """Folder with the weights, or None if they are not on this machine."""
         if self.model_path is None:
             name = self.model or ""
             folder = base_path(name) if name in BASES else Path(name).expanduser()
@@ -87,9 +87,9 @@ class ModelRef:
 
     @property
     def digests(self) -> list[str | None]:
-        """What identifies the model: digests of the weights' files, or its name and address.
+        """Identify the model by the digests of its files, or by its name and address.
 
-        We assume that a name on the Hub or a service always means the same weights.
+        Assumes that weights on the Hub or on a service never change under the same name.
         """
         if self.kind != "weights":
             return [self.model, self.base_url]
@@ -101,7 +101,7 @@ class ModelRef:
         return parts or [str(self.model_path or self.model)]
 
     def open(self, service: str | None = None) -> "RemoteModel | TinkerModel":
-        """Return the model as an Env takes it; ``service``: address of the run's Tinker service."""
+        """Open the model for use in an Env; ``service`` is the address of the Tinker service."""
         from evert.bridge.models.remote import RemoteModel
         from evert.bridge.models.tinker_model import TinkerModel
 
@@ -115,9 +115,9 @@ class ModelRef:
 
 
 def find_model(name: str, players: Collection[str] = (), *, is_local: bool = False) -> ModelRef:
-    """Find the model that a name refers to.
+    """Look up a model by name.
 
-    Error messages also suggest ``players``; with ``is_local``, only weights on this machine.
+    Error messages also suggest ``players``. With ``is_local``, they only suggest local weights.
     """
     if name.startswith(ENDPOINT):
         return ModelRef("endpoint", name.removeprefix(ENDPOINT))
@@ -125,8 +125,8 @@ def find_model(name: str, players: Collection[str] = (), *, is_local: bool = Fal
         address, _, model = name.removeprefix(SERVER).partition("#")
         if not address.startswith(ADDRESS):
             raise ModelNameError(
-                f"{name} has no address; expected that of a server that takes token ids: "
-                "vllm:http://HOST:PORT/v1, or with the model's name after a #: "
+                f"{name} has no address; expected the address of a token-level server, "
+                "vllm:http://HOST:PORT/v1, optionally with a model name: "
                 "vllm:http://HOST:PORT/v1#MODEL."
             )
         return ModelRef("server", model or None, address.rstrip("/"))
@@ -134,8 +134,8 @@ def find_model(name: str, players: Collection[str] = (), *, is_local: bool = Fal
         address, _, model = name.partition("#")
         if not model:
             raise ModelNameError(
-                f"{name} is an address without a model; expected the model's name after a #: "
-                f"{name}#gpt-5-mini, for example."
+                f"{name} is an address without a model. Add the model's name after a #, for "
+                f"example {name}#gpt-5-mini."
             )
         return ModelRef("endpoint", model, address)
     if name.startswith(SERVICE):
@@ -149,18 +149,18 @@ def find_model(name: str, players: Collection[str] = (), *, is_local: bool = Fal
 
 
 def check_player(name: str, game: str, players: Collection[str]) -> None:
-    """Refuse the name of another game's player; ``players`` are the players of ``game``."""
+    """Raise an error if ``name`` is not one of the game's ``players``, but another game's."""
     other_games = [other_game for other_game, entry in games().items() if name in entry.players]
     if name not in players and other_games and not Path(name).exists():
-        hint = f"its players are {', '.join(players)}" if players else "it has none"
+        hint = f"its players are {', '.join(players)}" if players else "it has no players"
         raise ModelNameError(
-            f"{game} has no player {name!r}, unlike {' and '.join(other_games)}; {hint}. Name "
+            f"{game} has no player {name!r}, unlike {' and '.join(other_games)}; {hint}. Pass "
             f"{'one, ' if players else ''}a run or a model: models=runs/NAME,evert-tiny."
         )
 
 
 def split_step(name: str) -> tuple[str, str]:
-    """Split ``runs/NAME@20`` into the run's folder and the step; a folder's name may have an @."""
+    """Split ``runs/NAME@20`` into folder and step. Folder names can also contain an @."""
     folder, at, step = name.rstrip("/").rpartition("@")
     if not at or "/" in step or Path(name).expanduser().is_dir():
         return name, ""
@@ -170,10 +170,10 @@ def split_step(name: str) -> tuple[str, str]:
 def check_model(
     name: str, renderer_name: str | None = None, players: Collection[str] = ()
 ) -> ModelRef:
-    """Find a model, and check that it has a renderer. Imports nothing heavy.
+    """Look up a model and check that it has a renderer, without heavy imports.
 
     Raises:
-        ModelNameError: There is no such model, or no renderer for it.
+        ModelNameError: The model does not exist, or there is no renderer for it.
     """
     model = find_model(name, players)
     if renderer_name or model.kind != "weights" or not model.model:
@@ -188,36 +188,36 @@ def check_model(
 
 
 OR_RUN = ", runs/NAME or runs/NAME@STEP"
-"""The end of a message's list of models if a run's weights are accepted, too."""
+"""Added to the list of expected models in error messages, if runs are accepted too."""
 
 
 def check_weights(model: ModelRef, setting: str, purpose: str, more: str = "") -> ModelRef:
-    """Return weights whose base is known; refuse other models. ``purpose``: "trained", ..."""
+    """Return ``model`` if it is weights with a known base, or else raise an error."""
     if model.kind == "weights" and model.model is not None:
         return model
     raise ModelNameError(
         f"{setting} is not on this machine, so it cannot be {purpose} here; expected one of "
-        f"evert's bases, a Hugging Face folder, a model's name on the Hugging Face Hub{more}."
+        f"evert's bases, a Hugging Face folder, the name of a model on the Hub{more}."
     )
 
 
 def local_weights(name: str, setting: str, purpose: str) -> ModelRef:
-    """Return the weights that a setting names; they must be on this machine to be ``purpose``.
+    """Look up weights that must be on this machine. ``purpose`` is "served", "exported", ...
 
     Raises:
-        ModelNameError: No weights of this name are on this machine.
+        ModelNameError: There are no such weights on this machine.
     """
     weights = check_weights(find_model(name, is_local=True), f"{setting}={name}", purpose, OR_RUN)
     if not is_here(weights.model or ""):
         raise ModelNameError(
-            f"{setting}={name} is not a shipped base or a folder, nor in the local Hugging Face "
-            f"cache. Check the name, or download it first: hf download {name}."
+            f"{setting}={name} is not a shipped base, a folder, or a model in the local Hugging "
+            f"Face cache. Check the name, or download it first with: hf download {name}."
         )
     return weights
 
 
 def is_here(base_model: str) -> bool:
-    """Return whether a base is shipped, a folder, or in the local Hugging Face cache."""
+    """Return whether a base is available locally: shipped, a folder, or in the HF cache."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.file_download import try_to_load_from_cache
 
@@ -240,7 +240,7 @@ def _check_name(name: str, players: Collection[str], is_local: bool) -> None:
         hint = near or (_beside(path) if "/" in name else "")
         raise ModelNameError(
             f"There is no run or model at {name!r}.{hint} Expected a run folder (runs/NAME), a "
-            f"Hugging Face folder, a model's name{ELSEWHERE * (not is_local)}"
+            f"Hugging Face folder, a model name{ELSEWHERE * (not is_local)}"
             + (f", or {' or '.join(players)}." if players else ".")
         )
 
@@ -249,11 +249,14 @@ def _beside(path: Path) -> str:
     if not path.parent.is_dir():
         return f" There is no folder {path.parent} in {Path.cwd()}."
     names = ", ".join(sorted(child.name for child in path.parent.iterdir() if child.is_dir()))
-    return f" {path.parent} has {textwrap.shorten(names, 200, placeholder=' ...') or 'no folder'}."
+    return (
+        f" {path.parent} contains "
+        f"{textwrap.shorten(names, 200, placeholder=' ...') or 'no folder'}."
+    )
 
 
 def _is_known(name: str) -> bool:
-    """Return whether the Cookbook knows the model: ``Qwen/`` may also be a local folder."""
+    """Return whether the Cookbook knows a model with this name."""
     try:
         renderer_name_of(name)
     except InvalidModelError:
@@ -270,7 +273,7 @@ def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> 
     if not saved or (step and step not in saved):
         raise ModelNameError(
             f"{name}: the run in {folder} has no weights "
-            + (f"after step {step}; it has weights after {', '.join(saved)}." if saved else "yet.")
+            + (f"for step {step}, only for {', '.join(saved)}." if saved else "yet.")
         )
     step = step or [*saved][-1]
     base = str(recorded.get("model_name") or BASE_MODEL)
@@ -278,7 +281,7 @@ def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> 
 
 
 def recorded_renderer(run: Mapping[str, Any]) -> str | None:
-    """Return the renderer that a recorded run names; None: the one that fits the model."""
+    """Return the renderer in a run's record. None means the one that matches the model."""
     name: str | None = run.get("renderer_name")
     variables = run.get("chat_template") or {}
     return with_variables(name or TEMPLATE, variables) if variables else name

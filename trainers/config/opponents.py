@@ -1,6 +1,6 @@
-"""Opponents by name: ``test_opponent=`` of a run, ``opponent=`` of an evaluation.
+"""Look up opponents by name, for ``test_opponent=`` in training and ``opponent=`` in evaluation.
 
-A name refers to one of the game's own opponents (``random``, ``perfect``), or to a model.
+An opponent is either one of the game's own (``random``, ``perfect``) or a model.
 """
 
 from dataclasses import replace
@@ -21,19 +21,22 @@ if TYPE_CHECKING:
 
 
 def held_out_opponent(settings: TrainSettings) -> str | ModelRef | None:
-    """Read who plays the other seats of held-out tasks; refuse opponents if there are no seats."""
+    """Look up the opponent for held-out tasks.
+
+    Raises an error if the settings ask for opponents, but the agent has no seats.
+    """
     if (settings.league or settings.test_opponent) and not settings.seats:
         raise RecipeError(
-            f"league={settings.league:g} and test_opponent={settings.test_opponent} with the seats "
-            "(none): opponents need an agent with at least two seats (seats=x,o)."
+            f"league={settings.league:g} and test_opponent={settings.test_opponent} require an "
+            "agent with at least two seats, but seats= is empty. Pass for example seats=x,o."
         )
     return read_opponent("test_opponent", settings.env, settings.test_opponent)
 
 
 def read_opponent(setting: str, env: str, name: str) -> str | ModelRef | None:
-    """Return the opponent that a setting names: the import path of the game's own, or a model.
+    """Look up an opponent by name. Return an import path for the game's own, or else a model.
 
-    Return None for an empty name: the policy plays all seats.
+    If the name is empty, return None: the policy plays all seats.
     """
     game = find_game(env) if env and name else None
     path = game.opponents.get(name) if game else None
@@ -43,7 +46,7 @@ def read_opponent(setting: str, env: str, name: str) -> str | ModelRef | None:
 def open_opponent(
     opponent: str | ModelRef | None, max_tokens: int | None = None, base_url: str | None = None
 ) -> "Against | None":
-    """Return the opponent from ``read_opponent``, opened to play every seat but one."""
+    """Load an opponent, as returned by ``read_opponent``. It plays every seat but one."""
     from evert.bridge.groups.opponents import Against
     from evert.bridge.models.tinker_model import TinkerModel
 

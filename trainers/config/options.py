@@ -1,6 +1,6 @@
-"""The settings of ``evert.train`` as a TypedDict, so that a type checker knows their names.
+"""The settings of ``evert.train`` as a TypedDict, for type checkers.
 
-``tests/trainers/config/test_train_options.py`` prints the right ones if these are out of date.
+If this is out of date, ``tests/trainers/config/test_train_options.py`` prints the correct fields.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from evert.trainers.engine.training.losses import LossFn
 
 
 class TrainOptions(TypedDict, total=False):
-    """Settings of a run, each with the type of its field in ``TrainSettings``."""
+    """Settings of a training run, with the same types as in ``TrainSettings``."""
 
     policy_names: tuple[str, ...] | str
     seats: tuple[str, ...] | str

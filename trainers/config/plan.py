@@ -1,7 +1,7 @@
-"""The plan of an evaluation, or of one episode: the objects that its settings name, made once.
+"""The objects that an evaluation or an episode needs, created from its settings.
 
-``prepare`` loads the tasks last and imports nothing else that is slow, so typos are reported at
-once.
+``prepare`` loads the tasks last and avoids other slow imports, so that typos are reported
+immediately.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlayingPlan:
-    """Who plays which tasks.
+    """Which players play which tasks.
 
     Attributes:
-        settings: The settings of the episodes.
-        players: The model of each named player; None: a player without a model.
-        frozen: The frozen models by the names that the agent calls.
-        opponent: Who plays the other seats: import path of the game's own opponent, or a model.
-            None: the model that is evaluated.
-        tasks: The tasks to play, by split; at least one split has a task.
+        settings: The episode settings.
+        players: The model for each player; None for the game's scripted players.
+        frozen: Frozen models, by the name that the agent calls.
+        opponent: The opponent for the other seats: an import path or a model. None if the
+            evaluated model plays all seats.
+        tasks: The tasks to play, by split. There is at least one task.
     """
 
     settings: PlayingSettings
@@ -41,18 +41,18 @@ class PlayingPlan:
 
     @cached_property
     def run(self) -> TrainSettings:
-        """The run that would train evert's default base on these tasks."""
+        """Settings of a run that would train evert's default base on these tasks."""
         return self.settings.run_of("")
 
     @property
     def models(self) -> "Mapping[str, ModelRef | FrozenModel]":
-        """The frozen models, and an opponent that is a model."""
+        """The frozen models, and the opponent if it is a model."""
         opponent = {"opponent": self.opponent} if isinstance(self.opponent, ModelRef) else {}
         return {**opponent, **self.frozen}
 
     @cached_property
     def fingerprint(self) -> list[Any]:
-        """Everything that determines the replies of the frozen models and of the opponent."""
+        """Everything that affects the replies of the frozen models and the opponent."""
         settings, name = self.settings, self.settings.opponent
         texts = {"opponent": name} if isinstance(self.opponent, ModelRef) else {}
         parts = fingerprint({**settings.frozen, **texts}, self.models)
@@ -60,11 +60,11 @@ class PlayingPlan:
 
 
 def prepare(settings: PlayingSettings, names: Sequence[str]) -> PlayingPlan:
-    """Make the plan of the named players; raise errors now that would stop them later."""
+    """Create the plan for these players, so that errors are raised early."""
     players = {name: _model(name, settings) for name in names}
     settings.paths_by_split()
     objects = named_objects(settings)
-    frozen = read_models(settings.frozen)  # the agent's module may have registered their renderers
+    frozen = read_models(settings.frozen)  # importing the agent may have registered renderers
     opponent = read_opponent("opponent", settings.env, settings.opponent)
     return PlayingPlan(settings, players, frozen, opponent, settings.tasks_by_split(objects))
 

@@ -1,4 +1,4 @@
-"""Prices of the hosted Tinker service, the cost of a run there, and settings for prices."""
+"""Prices of the hosted Tinker service, run costs, and settings for custom prices."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from evert.trainers.config.fields import size
 
 DATE, SOURCE = "2026-10-07", "https://tinker-docs.thinkingmachines.ai/tinker/models/"
 CACHED = 0.2
-"""Price of a cached prompt token, as a share of ``prefill``."""
+"""Price of a cached prompt token, as a fraction of ``prefill``."""
 
 
 @chz.chz
 class PriceSettings:
-    """The user's prices, for the cost of runs."""
+    """Custom prices to calculate the cost of runs."""
 
     prefill_price: float | None = size(None, "dollars per million prompt tokens", 0)
     sample_price: float | None = size(None, "dollars per million sampled tokens", 0)
@@ -22,13 +22,13 @@ class PriceSettings:
 
     @property
     def prices(self) -> dict[str, float]:
-        """The prices set, in dollars per million tokens, by name: prefill, sample, train."""
+        """The prices that were set, in dollars per million tokens: prefill, sample, train."""
         prices = {name: getattr(self, f"{name}_price") for name in ("prefill", "sample", "train")}
         return {name: price for name, price in prices.items() if price is not None}
 
 
 class Price(NamedTuple):
-    """Dollars per million tokens of prompts, of replies, and of training data."""
+    """Dollars per million tokens for prompts, replies and training."""
 
     prefill: float
     sample: float
@@ -46,12 +46,15 @@ PRICES = {
     "thinkingmachines/Inkling": Price(3.74, 9.36, 11.22),
     "thinkingmachines/Inkling-Small": Price(1.16, 2.88, 3.46),
 }
-"""Prices of some of the service's models, without discounts."""
+"""Prices of some models on the service, before discounts."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Dollars: the minimum if episodes are nearly all prompt, the maximum if nearly all replies."""
+    """Cost range in dollars.
+
+    The minimum assumes that all tokens are in prompts, and the maximum that all are in replies.
+    """
 
     minimum: float
     maximum: float
@@ -61,12 +64,12 @@ class Cost:
 
 
 def run_cost(price: Price, episodes: int, tokens: int, turns: int) -> Cost:
-    """Return the cost of sampling episodes and training on each once.
+    """Return the cost of sampling episodes and training once on each of them.
 
     Args:
-        tokens: Tokens of an episode: prompts and replies, each token once.
-        turns: Model calls of an episode. Each prompt after the first repeats what came before.
-            We assume that turns are equally long, and that repeated tokens are cached.
+        tokens: Tokens per episode (prompts and replies), counting every token once.
+        turns: Model calls per episode. Each prompt repeats the conversation so far. We assume that
+            all turns have the same length, and that the repeated tokens are cached.
     """
     repeated = CACHED * price.prefill * (turns - 1) / 2
     millions = episodes * tokens / 1e6

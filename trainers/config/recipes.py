@@ -1,4 +1,4 @@
-"""The game that settings name (``env=``, ``tasks=``), and its recipe: default settings."""
+"""Look up the game (``env=``, ``tasks=``) and its recipe, which provides default settings."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from evert.trainers.config.fields import RecipeError
 def choose_recipe(
     settings: Mapping[str, object], game: Game | None = None
 ) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the values of the settings' preset; ``game``: their game, if made."""
+    """Return the name and the values of the recipe; pass ``game`` if it is already loaded."""
     taskset = taskset_of(settings)
     names = {"env": str(settings.get("env") or ""), "tasks": str(taskset.get("id", ""))}
     sources = [f"{key}={name}" for key, name in names.items() if name]
@@ -24,8 +24,8 @@ def choose_recipe(
         return "defaults", {}
     if len(choices) > 1:
         raise RecipeError(
-            f"Got both {choices[0]} and {choices[1]}; expected one of them. Leave "
-            f"{choices[0].partition('=')[0]}= out to train your own agent."
+            f"Got both {choices[0]} and {choices[1]}; expected only one of them. Leave out "
+            f"{choices[0].partition('=')[0]}= to train your own agent."
         )
     game, model = game or game_of(settings), str(settings.get("model_name") or "")
     defaults = game.settings(full_size=bool(model) and model not in BASES)
@@ -36,7 +36,7 @@ def choose_recipe(
 
 
 def game_of(settings: Mapping[str, object]) -> Game:
-    """Return the game that ``env`` or ``tasks`` names."""
+    """Look up the game given by ``env`` or ``tasks``."""
     if taskset := taskset_of(settings):
         return task_game(taskset)
     env = str(settings.get("env") or "")
@@ -44,16 +44,16 @@ def game_of(settings: Mapping[str, object]) -> Game:
         return game
     hint = did_you_mean(game_name(env), games(), "env={}")
     raise RecipeError(
-        f"There is no game {env!r}.{hint} Games: {', '.join(games())}, or your own module "
-        "with a GAME: env=my_package.my_game. To train an agent that is not a game: "
-        "agent=package.module:function train_tasks=package.module:TASKS."
+        f"There is no game {env!r}.{hint} Games: {', '.join(games())}. You can also pass your own "
+        "module that defines GAME: env=my_package.my_game. To train an agent that is not a game, "
+        "pass agent=package.module:function train_tasks=package.module:TASKS."
     )
 
 
 def taskset_of(settings: Mapping[str, object]) -> dict[str, Any]:
-    """Return the named taskset: its ``id`` and its arguments; empty if none is named.
+    """Return the taskset's ``id`` and arguments, or {} if the settings have no taskset.
 
-    The settings are ``tasks=ID tasks.KEY=VALUE``, or from Python a mapping.
+    The settings have the form ``tasks=ID tasks.KEY=VALUE``, or a mapping from Python.
     """
     taskset: dict[str, Any] = {}
     for name, value in settings.items():
@@ -65,13 +65,16 @@ def taskset_of(settings: Mapping[str, object]) -> dict[str, Any]:
 
 
 def game_name(text: str) -> str:
-    """Return a game's name in its usual form: ``Guess-Number`` becomes ``guess_number``."""
+    """Normalize a game's name: ``Guess-Number`` becomes ``guess_number``."""
     name = text.replace("-", "_")
     return name.lower() if name.lower() in games() else name
 
 
 def path_of(value: Any) -> str:
-    """Return an object's import path, or a plain name if it has none; return a string unchanged."""
+    """Return an object's import path, or just its name if it is not importable.
+
+    Strings are returned unchanged.
+    """
     if isinstance(value, str):
         return value
     if not callable(value):

@@ -1,6 +1,6 @@
-"""Settings of a training run, and their form in ``run.json``.
+"""Settings of a training run, and how they are saved in ``run.json``.
 
-A recipe, part of a game (``evert.envs.games``), has defaults that settings override.
+Each game (``evert.envs.games``) has a recipe with default settings, which users can override.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,137 +36,147 @@ def _path_field(doc: str) -> Any:
 
 @chz.chz
 class SharedSettings(EpisodeSettings):
-    """Settings that a training run and an evaluation share."""
+    """Settings shared by training and evaluation."""
 
     env: str = chz.field(
         default="",
         munger=lambda _, name: game_name(name),
-        doc=f"game: {', '.join(games())}; or pass agent=",
+        doc=f"game to use: {', '.join(games())}; or pass agent=",
     )
     tasks: Mapping[str, Any] = by_path(
-        "a taskset instead of env=: tasks=reasoning_gym:chain_sum, tasks=gymnasium:Blackjack-v1; "
-        "its arguments: tasks.max_terms=2"
+        "taskset to use instead of env=, like tasks=reasoning_gym:chain_sum or "
+        "tasks=gymnasium:Blackjack-v1; pass its arguments as tasks.max_terms=2"
     )
-    renderer_name: str | None = setting(None, "the renderer; None: the one that fits the model")
+    renderer_name: str | None = setting(
+        None, "renderer name (default: the one that matches the model)"
+    )
     chat_template: Mapping[str, Any] = by_path(
-        "values of variables that the model's chat template reads; "
-        "`evert model check FOLDER` lists them"
+        "variables to pass to the model's chat template; `evert model check FOLDER` lists them"
     )
     trust_remote_code: bool = trust()
-    device: str = device("embedded: cpu, cuda, cuda:1, ..., mps or auto")
-    threads: int | None = size(None, "embedded: CPU threads per pass; None: 1 for a tiny model")
+    device: str = device("cpu, cuda, cuda:1, ..., mps or auto (embedded engine)")
+    threads: int | None = size(
+        None, "CPU threads per pass (embedded engine; default: 1 for a tiny model)"
+    )
     dtype: Dtype = setting(
         "auto",
-        "embedded: type of the weights; auto: as trained, or bfloat16 on CUDA with an adapter",
+        "weight dtype (embedded engine); auto uses the evaluated run's, or else bfloat16 on CUDA "
+        "with an adapter and float32 otherwise",
     )
 
 
 @chz.chz
 class TrainSettings(SharedSettings):
-    """Settings of one training run and its episodes; a recipe's defaults override these."""
+    """Settings of a training run and its episodes. A recipe can change the defaults."""
 
-    # Import paths, or from Python the objects themselves.
-    agent: Any = _path_field("your agent's import path, 'package.module:function'")
+    # import paths, or the objects themselves when passed from Python
+    agent: Any = _path_field("import path of your agent, 'package.module:function'")
     train_tasks: Any = _path_field(
-        "import path of a sequence of tasks to train on; or a file (.jsonl, .csv or .parquet) with "
-        "a task in each row; or a folder of records: the openings of conversations are the tasks"
+        "tasks to train on: the import path of a sequence, a file (.jsonl, .csv or .parquet) with "
+        "one task per row, or a folder of records, whose conversation openings become the tasks"
     )
     test_tasks: Any = _path_field("import path or file of the held-out tasks; '' for none")
     sampler: Any = _path_field(
-        "import path of a sampler, which chooses each step's tasks: evert:Curriculum leaves out "
-        "solved and hopeless tasks; '': all tasks in turn"
+        "import path of a sampler that chooses the tasks of each step; evert:Curriculum skips "
+        "solved and hopeless tasks (default: cycle through all tasks)"
     )
 
-    model_name: str = setting(
-        BASE_MODEL, "a shipped base, a Hugging Face folder, or a model's name"
-    )
+    model_name: str = setting(BASE_MODEL, "shipped base, Hugging Face folder, or model name")
     engine: Literal["auto", "embedded", "service"] = setting(
-        "auto", "auto: the service if TINKER_API_KEY is set and the service may have the model"
+        "auto",
+        "auto uses the service if TINKER_API_KEY is set and the service may offer the model",
     )
     base_url: str | None = setting(None, "address of your own Tinker service")
     full_parameter: bool | None = setting(
-        None, "embedded: train all weights, not an adapter; None: for models below 50 M parameters"
+        None,
+        "train all weights instead of an adapter (embedded engine; default: for models below 50M "
+        "parameters)",
     )
-    lora_rank: int = size(32, "rank of the adapter, if one is trained")
+    lora_rank: int = size(32, "LoRA rank, if an adapter is trained")
     allow_hosts: tuple[str, ...] = setting(
-        (), "embedded: hosts that may be reached, for example by an agent's tools"
+        (), "hosts to allow connections to, for example for the agent's tools (embedded engine)"
     )
 
     rollouts: Literal["here", "pool", "ray"] = setting(
         "here",
-        "where training episodes are played: in this process, in a pool of processes, or in Ray",
+        "where to play training episodes: in this process, in a pool of processes, or on Ray",
     )
-    rollout_workers: int | None = size(None, "pool, ray: processes; None: one per core")
-    groups_per_worker: int = size(16, "pool, ray: maximum groups that a process plays at a time")
+    rollout_workers: int | None = size(
+        None, "number of worker processes (pool, ray; default: one per core)"
+    )
+    groups_per_worker: int = size(16, "maximum concurrent groups per worker (pool, ray)")
     worker_timeout: float | None = size(
         60.0,
-        "pool, ray: seconds in which a worker's event loop must answer; None: no limit",
+        "seconds to wait for a response from a worker's event loop; None disables it (pool, ray)",
         0,
         or_more=False,
     )
     ray_address: str | None = setting(
-        None, "ray: address of a cluster; None: RAY_ADDRESS, or a new cluster on this machine"
+        None, "address of the Ray cluster (default: RAY_ADDRESS, or a new local cluster)"
     )
 
-    warm_up_steps: int = size(0, "supervised steps before RL; 0: none", 0)
+    warm_up_steps: int = size(0, "supervised training steps before RL; 0 disables the warm-up", 0)
     demonstrations: Any = _path_field(
-        "warm-up: import path of a function from a seed to conversations; or a file of them "
-        "(as for OpenAI's fine-tuning, ShareGPT or TRL), a dataset's folder, or a folder of records"
+        "conversations for the warm-up: the import path of a function that takes a seed and "
+        "returns conversations, a file (in OpenAI fine-tuning, ShareGPT or TRL format), a dataset "
+        "folder, or a folder of records"
     )
     warm_up_min_reward: float | None = setting(
-        1.0, "warm-up on records: lowest total reward of a rollout; None: any"
+        1.0, "minimum total reward of recorded rollouts to use in the warm-up; None uses all"
     )
-    warm_up_batch: int = size(64, "warm-up: conversations per step")
+    warm_up_batch: int = size(64, "conversations per warm-up step")
     warm_up_learning_rate: float = size(
-        1e-3, "warm-up: Adam's learning rate, which falls to 0", 0, or_more=False
+        1e-3, "Adam learning rate of the warm-up, which decays to 0", 0, or_more=False
     )
 
-    steps: int = size(20, "training steps, one batch each")
+    steps: int = size(20, "number of training steps, one batch each")
     batch_size: int = size(32, "groups (tasks) per step")
     group_size: int = size(8, "episodes per group")
     test_group_size: int = size(1, "episodes per held-out task, at temperature 1")
-    learning_rate: float = size(1e-4, "Adam's learning rate", 0, or_more=False)
+    learning_rate: float = size(1e-4, "Adam learning rate", 0, or_more=False)
     loss_fn: LossFn = setting("importance_sampling", f"one of {', '.join(get_args(LossFn))}")
     num_substeps: int = size(1, "optimizer steps per training step")
-    kl_penalty: float = size(0.0, "weight of the KL divergence from the weights before RL", 0)
-    max_tokens: int = size(512, "maximum tokens of a reply")
+    kl_penalty: float = size(0.0, "coefficient of the KL penalty against the weights before RL", 0)
+    max_tokens: int = size(512, "maximum tokens per reply")
     failed_steps: int = size(
-        3, "stop after this many steps in a row in which nearly all episodes fail; 0: never", 0
+        3, "stop after this many consecutive steps where nearly all episodes fail; 0 disables it", 0
     )
     models: Mapping[str, Any] = by_path(
-        "the frozen model that answers the agent's calls to KEY: a base, a folder, "
+        "frozen model that answers the agent's calls to KEY: a base, a folder, "
         "runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL or https://HOST/v1#MODEL; options: "
         "models.KEY.temperature=0, max_tokens, renderer_name, base_url, api_key_env, timeout",
     )
-    league: float = share(0.0, "share of the groups in which a past checkpoint plays one seat")
+    league: float = share(0.0, "fraction of groups in which a past checkpoint plays one seat")
     test_opponent: str = setting(
-        "", "who plays the other seats of held-out tasks: an opponent, a model; '': the policy"
+        "", "opponent or model for the other seats on held-out tasks (default: the policy)"
     )
     cookbook: Mapping[str, Any] = by_path(
         "any other field of the Cookbook's rl.train.Config; "
         "`evert train --help cookbook` lists them",
     )
 
-    eval_every: int = size(5, "steps between held-out scores; 0: none during training", 0)
+    eval_every: int = size(5, "evaluate on held-out tasks every N steps; 0: not during training", 0)
     save_every: int = size(
-        5, "steps between kept checkpoints; embedded runs also save every step", 0
+        5, "keep a checkpoint every N steps (embedded runs also save after every step)", 0
     )
     parallel: int | None = parallel()
-    samples: int = size(4, "held-out tasks whose episodes are shown before and after training", 0)
+    samples: int = size(
+        4, "number of held-out tasks whose episodes are shown, before and after training", 0
+    )
     record: bool | float = share(
         0.1,
-        "share of each step's groups (at least one) whose complete rollouts are written to "
-        "RUN/rollouts, about 30 bytes per token; 1: all, 0: none",
+        "fraction of each step's groups (at least one) whose complete rollouts to write to "
+        "RUN/rollouts, about 30 bytes per token; 1 writes all, 0 none",
     )
-    seed: int = setting(0, "the same seed gives the same run (embedded engine on a CPU)")
+    seed: int = setting(0, "the same seed reproduces the run (embedded engine on a CPU)")
     log_path: str | None = setting(
-        None, "a new run folder, or one to resume; None: runs/<env>-<model>-<date-time>"
+        None, "new run folder, or one to resume (default: runs/<env>-<model>-<date-time>)"
     )
 
-    wandb_project: str | None = setting(None, "log to this Weights & Biases project")
-    wandb_name: str | None = setting(None, "the run's name in W&B; None: its folder's name")
+    wandb_project: str | None = setting(None, "Weights & Biases project to log to")
+    wandb_name: str | None = setting(None, "W&B run name (default: the name of the run folder)")
     tags: tuple[str, ...] = setting((), "W&B tags, in addition to the game and the model")
-    tensorboard: bool = setting(False, "write event files into RUN/tensorboard")
+    tensorboard: bool = setting(False, "write TensorBoard event files to RUN/tensorboard")
 
     @chz.validate
     def _agent(self) -> None:
@@ -175,28 +185,28 @@ class TrainSettings(SharedSettings):
             if is_missing(self.agent):
                 present, missing = missing, present
             raise RecipeError(
-                f"{missing}= is missing: got {present}={path_of(getattr(self, present))} alone. "
+                f"{missing}= is missing: only got {present}={path_of(getattr(self, present))}. "
                 "Pass both: agent=package.module:function train_tasks=package.module:TASKS."
             )
         if is_missing(self.agent):
-            hint = f" log_path={self.log_path} holds no run to resume." if self.log_path else ""
+            hint = f" log_path={self.log_path} has no run to resume." if self.log_path else ""
             raise RecipeError(
-                f"No agent to train.{hint} Pass env= with one of {', '.join(games())}, or an agent "
-                "of your own: agent=package.module:function train_tasks=package.module:TASKS."
+                f"No agent to train.{hint} Pass env= with one of {', '.join(games())}, or your own "
+                "agent: agent=package.module:function train_tasks=package.module:TASKS."
             )
 
     @chz.validate
     def _demonstrations(self) -> None:
         if self.warm_up_steps and is_missing(self.demonstrations):
             raise RecipeError(
-                f"warm_up_steps={self.warm_up_steps} has nothing to warm up on. Pass "
-                "demonstrations=package.module:function or a file, or leave warm_up_steps out."
+                f"warm_up_steps={self.warm_up_steps} is set, but there are no demonstrations. Pass "
+                "demonstrations=package.module:function or a file, or leave out warm_up_steps."
             )
         path = self.demonstrations
         if not self.warm_up_steps and isinstance(path, str) and names_file(path):
             raise RecipeError(
-                f"demonstrations={path} is set, but warm_up_steps=0 learns nothing from it. Pass "
-                "warm_up_steps=8 or so, or leave demonstrations out."
+                f"demonstrations={path} is set, but not used because warm_up_steps=0. Pass for "
+                "example warm_up_steps=8, or leave out demonstrations."
             )
 
     @chz.validate
@@ -206,7 +216,7 @@ class TrainSettings(SharedSettings):
 
     @property
     def name(self) -> str:
-        """Short name of what the run trains: the game, the taskset or the agent's function."""
+        """Short name of the game, the taskset or the agent's function."""
         name = self.env or self.tasks.get("id")
         return name or path_of(self.agent).rpartition(":")[2]
 
@@ -219,12 +229,12 @@ MAPPINGS = {
     "parse_error_policy": "parse_error_policy.max_consecutive=2",
     "cookbook": "cookbook.temperature=0.8",
 }
-"""Settings that are mappings, each with an example."""
+"""An example for each mapping setting."""
 
 WORKERS = frozenset(
     {"rollouts", "rollout_workers", "groups_per_worker", "worker_timeout", "ray_address"}
 )
-"""Settings that say where episodes are played."""
+"""Settings that control where episodes are played."""
 
 RESUMABLE = frozenset(
     {"wandb_project", "wandb_name", "tags", "tensorboard"}
@@ -232,11 +242,11 @@ RESUMABLE = frozenset(
     | {"failed_steps", "record", "parallel", "trust_remote_code"}
     | WORKERS
 )
-"""Settings that a resumed run may change, since what it has learned does not depend on them."""
+"""Settings that may change when resuming, because they don't affect what the run has learned."""
 
 
 def read_train_settings(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> TrainSettings:
-    """Read the settings of a run, over the recorded or else the recipe's settings."""
+    """Read the settings of a run. Defaults come from the recorded settings or the recipe."""
     _, preset = choose_recipe(settings)
     under = recorded or preset
     gathered = gather({**settings, "tasks": taskset_of(settings)}, MAPPINGS, under)
@@ -244,7 +254,7 @@ def read_train_settings(settings: Mapping[str, Any], recorded: Mapping[str, Any]
 
 
 def as_record(settings: TrainSettings) -> dict[str, Any]:
-    """Return the settings for ``run.json``, with functions and tasks by import path or name."""
+    """Convert the settings for ``run.json``; functions and tasks become import paths or names."""
     plain = {key: _plain(getattr(settings, key)) for key in chz.chz_fields(TrainSettings)}
     paths = {key: path_of(plain[key]) for key in PATHS}
     set_ = {key: {path: str(v) for path, v in plain[key].items()} for key in MAPPINGS}
@@ -268,9 +278,9 @@ def is_missing(value: Any) -> bool:
 
 
 def differences(before: Mapping[str, Any], settings: TrainSettings) -> Sequence[str]:
-    """Return the changes that a resumed run may not make, as lines ``key: recorded -> now``.
+    """Return changes that are not allowed when resuming, as lines ``key: recorded -> now``.
 
-    For a setting that is newer than the run, and so not recorded, the default counts.
+    A setting that was added to evert after the run was recorded counts as having its default value.
     """
     now, plain = as_record(settings), TrainSettings(agent="any:agent", train_tasks="any:tasks")
     recorded = as_record(plain) | {key: _plain(value) for key, value in before.items()}
@@ -285,8 +295,8 @@ def renderer_of(settings: TrainSettings) -> str:
     """Return the name of the renderer that a run uses.
 
     Raises:
-        InvalidModelError: The settings name no renderer, and the model is unknown; or the renderer
-            takes no values for a chat template.
+        InvalidModelError: No renderer is set and the model is unknown, or the renderer does not
+            accept chat template variables.
     """
     if settings.chat_template:
         return with_variables(settings.renderer_name or TEMPLATE, settings.chat_template)

@@ -1,13 +1,13 @@
-"""The embedded engine serves Tinker's clients from this process.
+"""The embedded engine: runs Tinker's clients locally, in this process.
 
-From the outside in:
+Modules, from the outside in:
 
     embedded.py    ``embedded_engine``: replaces the SDK's clients with the engine's
-    clients/       Tinker's clients
+    clients/       implementations of Tinker's clients
     store/         saves, lists and repairs checkpoints
     training/      forward, backward, optimizer step; the losses
-    sampling/      many requests decoded in one running batch
+    sampling/      continuous batching: many requests decoded in one running batch
     models/        base models and adapters: loading them, computing their logits
-    planning.py    the memory that a model needs, before it is loaded
-    common/        used by all of the above: errors, the network guard, threads
+    planning.py    estimates how much memory a model needs before it is loaded
+    common/        shared by all of the above: errors, the network guard, threads
 """

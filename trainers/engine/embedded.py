@@ -32,28 +32,28 @@ def embedded_engine(
     allow_hosts: Collection[str] = (),
     stand_ins: Mapping[str, str] | None = None,
 ) -> Iterator[Engine]:
-    """Serve Tinker's clients from this process inside the block, and refuse the network.
+    """Inside the block, run Tinker's clients in this process and prevent network access.
 
     Args:
-        root: Folder of the checkpoints; None for ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``
-            if that is not set.
-        device: ``"cpu"``, ``"cuda"``, ``"mps"`` (Apple's GPU), or ``"auto"``: CUDA if present,
-            else MPS if present, else the CPU.
-        seed: Seed of sampling and of new adapters. On a CPU, the same seed and the same requests
-            give the same tokens, up to rounding (``sampler.py``).
-        full_parameter: Train every weight (True) or a LoRA adapter (False). None: every weight of
-            a model below 50 million parameters, an adapter for a larger model. The ``rank`` that
-            the Cookbook asks for applies to adapters only.
-        dtype: Type of the weights, for example ``"bfloat16"``. None: bfloat16 on CUDA unless
-            every weight is trained (see ``full_parameter``), else float32. Adapters are stored in
-            float32, and multiplied in this type.
+        root: Checkpoint folder (default: ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints`` if
+            that is not set).
+        device: ``"cpu"``, ``"cuda"``, ``"mps"`` (Apple GPUs), or ``"auto"``, which picks CUDA if
+            available, then MPS, then the CPU.
+        seed: Seed for sampling and for initializing adapters. On a CPU, the same seed and requests
+            reproduce the same tokens, up to rounding (see ``sampler.py``).
+        full_parameter: Whether to train all weights (True) or a LoRA adapter (False). By default,
+            models with fewer than 50 million parameters are fully trained, and larger ones get an
+            adapter. The Cookbook's ``rank`` setting only applies to adapters.
+        dtype: Data type of the weights, for example ``"bfloat16"``. The default is bfloat16 on
+            CUDA if an adapter is trained, and float32 otherwise (see ``full_parameter``). Adapters
+            are stored in float32, but multiplied in this type.
         gradient_checkpointing: Whether the backward pass recomputes each layer, which saves
-            memory but takes a third more time. None: only if a pass would not fit otherwise.
-        threads: Number of PyTorch's CPU threads inside the block; None leaves it unchanged. 1 is
-            often fastest for a tiny model on a shared machine, where threads wait for one another.
-        allow_hosts: Hosts that stay reachable inside the block, for example a tool's server.
-        stand_ins: Maps patterns of model names to the models to use instead, for example
-            ``{"Qwen/*": "evert-tiny"}`` (``stand_ins.py``). The first pattern that matches wins.
+            memory but takes a third more time. The default is to do so only if a pass wouldn't fit.
+        threads: Number of PyTorch CPU threads to use inside the block (None leaves it unchanged).
+            With tiny models on a shared machine, 1 is often fastest, since threads wait for others.
+        allow_hosts: Hosts that stay reachable inside the block, for example a tool server.
+        stand_ins: Maps model name patterns to the models to use instead, for example
+            ``{"Qwen/*": "evert-tiny"}`` (see ``stand_ins.py``). The first matching pattern wins.
 
     Yields:
         The engine.
@@ -76,8 +76,8 @@ def _in_use(engine: Engine) -> Iterator[Engine]:
     register_with_cookbook()
     with swap_names(_swaps(engine)), tokenizers(engine.stand_ins):
         logger.info(
-            "evert's embedded engine is in use on %s; checkpoints go to %s. Other machines that "
-            "Python code of this process can reach: %s.",
+            "Using evert's embedded engine on %s. Checkpoints are saved to %s. Hosts that Python "
+            "code in this process can still reach: %s.",
             engine.device,
             engine.store.root,
             ", ".join(sorted(allowed_hosts() or ())) or "none",
@@ -90,21 +90,21 @@ def _in_use(engine: Engine) -> Iterator[Engine]:
 
 
 def _warn_of_newer_sdk() -> None:
-    """Warn if the SDK is newer than the versions that evert was tested with."""
+    """Warn if the installed SDK is newer than the newest version evert was tested with."""
     installed, tested = (
         tuple(map(int, text.split(".")[:2])) for text in (version("tinker"), TESTED)
     )
     if installed > tested:
-        news = ", ".join(UNKNOWN) or "nothing that the engine serves"
+        news = ", ".join(UNKNOWN) or "none that affect the engine"
         logger.warning(
-            "tinker %s is newer than %s, the newest that evert was tested with. Differences: "
-            "%s. If something fails: pip install 'tinker<=%s.99'.",
+            "tinker %s is newer than %s, the newest version evert was tested with. Differences: "
+            "%s. If something fails, run: pip install 'tinker<=%s.99'.",
             version("tinker"), TESTED, news, TESTED,
         )  # fmt: skip
 
 
 def _swaps(engine: Engine) -> list[Swap]:
-    # Classes, not functions: code loaded inside the block may use the names in annotations.
+    # These must be classes, because code loaded inside the block may use them in annotations.
     names = {"ServiceClient": ServiceClient, "RestClient": RestClient}
     clients = [
         (name, getattr(tinker, name), type(name, (client,), {"engine": engine}))

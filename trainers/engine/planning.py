@@ -1,6 +1,6 @@
-"""The memory that a model needs, computed from its configuration before loading.
+"""Computes from a model's config how much memory it needs, before loading it.
 
-The sizes of tensors are exact. The sizes of passes are the engine's estimates.
+Tensor sizes are exact. For the memory that passes need, we use the engine's estimates.
 """
 
 from dataclasses import dataclass
@@ -20,47 +20,47 @@ from evert.trainers.engine.sampling.prefill import chunk_tokens
 from evert.trainers.engine.sampling.scheduler import MAX_ROWS
 from evert.trainers.engine.training.pass_budget import activation_bytes, logits_bytes, pass_budget
 
-_ADAM = 3  # Extra numbers per trained weight: its gradient and Adam's two moments
+_ADAM = 3  # extra values per trained weight: its gradient and Adam's two moments
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of one training client and some samplers of a model; sizes in bytes."""
+    """Memory required by one training client and some samplers. Sizes are in bytes."""
 
     model: str
     parameters: int
-    rank: int | None  # Rank of the adapter; None if all weights are trained
+    rank: int | None  # LoRA rank, or None if all weights are trained
     device: torch.device
     dtype: torch.dtype
-    base: int  # The base's weights, in ``dtype``
-    adapter: int  # The adapter's weights; 0 without an adapter
-    optimizer: int  # Gradient and Adam's moments
-    samplers: int  # A copy of the trained weights for each sampler
-    cache_tokens: int  # Maximum number of tokens in a sampler's key-value cache
-    cache: int  # Maximum size of that cache
-    pass_tokens: int  # Maximum number of tokens of a micro-batch
-    checkpointing: bool  # Whether the backward pass recomputes the layers
-    training_pass: int  # Activations and logits of that micro-batch
-    longest: int  # Tokens of the longest datum that fits with checkpointing; at most the context
-    free: int  # Free memory on the device now
+    base: int  # base model's weights, in ``dtype``
+    adapter: int  # adapter's weights; 0 without an adapter
+    optimizer: int  # gradient and Adam's moments
+    samplers: int  # one copy of the trained weights per sampler
+    cache_tokens: int  # maximum number of tokens in a sampler's key-value cache
+    cache: int  # maximum size of that cache
+    pass_tokens: int  # maximum number of tokens in a micro-batch
+    checkpointing: bool  # whether the backward pass recomputes the layers
+    training_pass: int  # activations and logits of that micro-batch
+    longest: int  # tokens in the longest datum that fits with checkpointing, at most the context
+    free: int  # memory that is currently free on the device
 
     @property
     def held(self) -> int:
-        """Bytes that stay allocated between passes."""
+        """Memory that stays allocated between passes."""
         return self.base + self.adapter + self.optimizer + self.samplers
 
     def rows(self, tokens: int) -> int:
-        """Return how many rows of ``tokens`` tokens (prompt and reply) are sampled at a time."""
+        """Return how many rows of ``tokens`` tokens (prompt and reply) fit in a batch."""
         return max(1, min(MAX_ROWS, self.cache_tokens // tokens))
 
     @property
     def fits(self) -> bool:
-        """Whether ``held`` and one training pass fit into the free memory."""
+        """Whether ``held`` plus one training pass fit into the free memory."""
         return self.held + self.training_pass <= self.free
 
 
 def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int = 2) -> MemoryPlan:
-    """Plan a model's memory with ``samplers`` samplers; an adapter has rank ``rank``."""
+    """Compute a model's memory plan. ``rank`` is only used if an adapter is trained."""
     loader = Loader(settings)
     device, outline = loader.device, load_outline(name)
     config, context = outline.config, context_length(outline)
@@ -74,7 +74,7 @@ def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int =
     free = free_bytes(device)
     room = max(0, free - base - adapter - optimizer - copies)
     budget = pass_budget(
-        [1] * chunk_tokens(device), config, dtype, device, room,  # as many short data as fit
+        [1] * chunk_tokens(device), config, dtype, device, room,  # as many short examples as fit
         checkpointing=settings.gradient_checkpointing,
     )  # fmt: skip
     token_bytes = activation_bytes(config, dtype, checkpointing=budget.checkpointing)
@@ -92,5 +92,5 @@ def plan(name: str, settings: EngineSettings, *, rank: int = 32, samplers: int =
 
 def _adapter_bytes(outline: Any, rank: int) -> int:
     adapted = attach_lora(outline, rank, seed=0)
-    # Adapters are stored in float32, whatever the base's dtype.
+    # Adapters are stored in float32 regardless of the base model's dtype.
     return sum(4 * p.numel() for p in adapted.parameters() if p.requires_grad)

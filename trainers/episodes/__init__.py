@@ -1,12 +1,12 @@
 """Plays and scores episodes.
 
-In reading order:
+Modules:
 
-    failures.py   kinds and descriptions of failures
-    policies.py   the policies that answer the agent's calls
-    scores.py     means, shares and pass@k with intervals, by model, split and category; tables
-    playing.py    plays episodes, and records each (``episodes.jsonl``)
-    person.py     a person who types the replies at the terminal
-    players.py    who plays: weights, endpoints, a person, players without a model
+    failures.py   classifies and describes failures
+    policies.py   policies that answer the agent's calls
+    scores.py     means, rates and pass@k with intervals, by model, split and category; tables
+    playing.py    plays episodes and records them (``episodes.jsonl``)
+    person.py     lets a person type the replies at the terminal
+    players.py    who plays: weights, endpoints, a person, or players without a model
     showing.py    shows an episode in the terminal, turn by turn
 """

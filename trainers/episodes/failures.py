@@ -1,11 +1,12 @@
-"""Why episodes fail: reads failures from exceptions and trajectories, and describes them.
+"""Classifies and describes the reasons why episodes failed.
+
+This module is used in training and evaluation:
 
     Failure        why one episode failed; its kind is one of ``KINDS``
-    failure_of     reads a failure from the exception that ended a rollout
-    failure_in     reads it from a trajectory: a scored error, no model call, a context overflow
+    failure_of     returns the failure for the exception that ended a rollout
+    failure_in     returns the failure in a trajectory: a scored error, no model call, or a context
+                   overflow
     Failures       the failures of several episodes: counts by kind, and the most frequent errors
-
-Training and evaluation count and describe failures with this module.
 """
 
 import re
@@ -29,84 +30,85 @@ from evert.trainers.system.files import BATCHES, read_jsonl
 OVERFLOW, NO_REWARD, WRONG_NAME = "context_overflow", "no_reward", "wrong_model_name"
 REFUSED_REQUEST = "refused_request"
 REFUSALS = (BadRequestError, UnprocessableEntityError)
-"""Errors of a policy's endpoint that affect one request; its other errors affect all."""
+"""Errors from a policy's endpoint that affect a single request. Its other errors affect all."""
 KINDS = {
-    AGENT_ERROR: ("agent error", "Correct the agent where the traceback points."),
-    AGENT_TIMEOUT: ("timeout", "Find what the agent waits for, or raise agent_timeout."),
+    AGENT_ERROR: ("agent error", "Fix the agent at the line shown in the traceback."),
+    AGENT_TIMEOUT: ("timeout", "Find out what the agent is waiting for, or raise agent_timeout."),
     WRONG_NAME: (
         "wrong model name",
-        "Use the policy's name in the agent, or pass the agent's name for it in policy_names=.",
+        "Use the policy's name in the agent, or add the name that the agent uses to policy_names=.",
     ),
-    NO_REWARD: ("episode without a reward", "Have the agent return a number."),
+    NO_REWARD: ("episode without a reward", "Make the agent return a number."),
     NO_CALL: (
         "episode without a model call",
-        "Have the agent call the model through its client, or by the policy's name.",
+        "Make the agent call the model through its client, or with the policy's name.",
     ),
     OVERFLOW: (
         "context overflow",
-        "Have the agent send shorter prompts, or use a model with a longer context.",
+        "Make the agent send shorter prompts, or use a model with a longer context.",
     ),
     REFUSED_REQUEST: (
         "refused request",
-        "Have the agent send only tools, schemas, images and lengths that the endpoint supports.",
+        "Make sure the agent only uses tools, schemas, images and lengths that the endpoint "
+        "supports.",
     ),
 }
-"""Kind of failure -> its name, and what to do about it."""
-UNREADABLE = "The agent cannot read the model's reply."
+"""Maps each kind of failure to its name and what to do about it."""
+UNREADABLE = "The agent can't parse the model's reply."
 CAUSES = {
     r"(OPENAI|ANTHROPIC|GEMINI|GOOGLE)_(API|ADMIN)_KEY|API key was provided|authentication method":
-        "The agent's SDK asks for a key. The policy's calls need no key, so set any value: "
-        "OPENAI_API_KEY=unused, ANTHROPIC_API_KEY=unused or GEMINI_API_KEY=unused.",
+        "The agent's SDK requires an API key. Calls to the policy don't need one, so set any "
+        "value: OPENAI_API_KEY=unused, ANTHROPIC_API_KEY=unused or GEMINI_API_KEY=unused.",
     re.escape(CUT_REPLY):
-        "If the agent needs the whole reply, raise max_tokens. Otherwise correct the agent where "
-        "the traceback points.",
+        "If the agent needs the whole reply, raise max_tokens. Otherwise, fix the agent at the "
+        "line shown in the traceback.",
     r"^(Attribute|Type)Error: 'coroutine' object":
-        "Put await before that call of the agent, which must then be an `async def`. In a plain "
-        "`def`, use a blocking client: OpenAI instead of AsyncOpenAI.",
+        "Add await before this call in the agent, which must be an `async def` function. In a "
+        "regular `def` function, use a synchronous client: OpenAI instead of AsyncOpenAI.",
     r"can't be used in 'await' expression":
-        "A blocking client's calls cannot be awaited. Declare the agent as `async def`, and use "
-        "AsyncOpenAI instead of OpenAI.",
+        "Calls of a synchronous client can't be awaited. Declare the agent as `async def`, and "
+        "use AsyncOpenAI instead of OpenAI.",
     r"^(API(Connection|Timeout|Status)|Authentication|PermissionDenied|RateLimit|InternalServer)Error:":
-        "A service that the agent itself calls, or the endpoint of a frozen model, did not answer: "
-        "check its address, key and limits.",
-    r"^CommandError:": "Run the agent's command by hand; its last output is above.",
+        "A service that the agent calls, or a frozen model's endpoint, could not be reached or "
+        "returned an error. Check its address, API key and limits.",
+    r"^CommandError:": "Run the agent's command manually. Its last output is shown above.",
     r"JSONDecodeError|ValidationError|Output\w*Pars|[Cc]ould not parse|could not convert string to "
     r"float|invalid literal for int": UNREADABLE,
 }  # fmt: skip
-"""Pattern in an agent's error -> what to do about it; the first match wins."""
+"""Maps patterns in an agent's error to what to do about it. The first match wins."""
 NOT_SCORED = (
-    "If the model's replies make the agent fail, score such episodes with the worst reward: "
+    "If the agent fails because of the model's replies, give these episodes the worst reward: "
     "on_agent_error=-1.0."
 )
 SCORED = (
-    "Equal rewards teach nothing: use a model that sometimes succeeds, raise max_tokens, or "
-    "warm the model up (warm_up_steps=)."
+    "The model can't learn from rewards that are all equal. Use a model that sometimes succeeds, "
+    "raise max_tokens, or warm up the model (warm_up_steps=)."
 )
-"""Extra advice for unscored and scored failures that the model's replies may have caused."""
+"""Extra advice for unscored and scored failures that may be caused by the model's replies."""
 MOST_LINES = 8
-"""Maximum lines of an error's message that are shown."""
+"""Maximum number of lines to show of an error message."""
 MOST_ALIKE = 5
-"""Maximum failures kept for a set of episodes; similar failures count as one."""
+"""Maximum number of failures to keep, where similar failures count as one."""
 _UNKNOWN_MODEL = "; the policy is called "
-"""Part of an error's text if the agent called a model that does not exist (``Routes.hint``)."""
+"""Part of the error message when the agent called an unknown model (``Routes.hint``)."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of an episode."""
+    """Why an episode failed."""
 
     kind: str
     """One of ``KINDS``."""
     error: str
     """The exception's class and message."""
     traceback: str = ""
-    """The agent's own frames; "" if there are none."""
+    """The agent's frames only (may be empty)."""
     is_scored: bool = False
     """Whether ``on_agent_error`` gave the episode a reward."""
 
     @property
     def alike(self) -> tuple[str, ...]:
-        """A key that is equal for failures that differ only in numbers or names."""
+        """A key that is the same for failures that differ only in numbers or names."""
         return self.kind, self.error.partition(":")[0], self.remedy
 
     @property
@@ -123,7 +125,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """Return the failure behind a rollout's exception; None if it affects other episodes, too."""
+    """Return the failure behind an exception, or None if it may affect other episodes too."""
     if isinstance(error, AgentTimeoutError):
         return Failure(AGENT_TIMEOUT, str(error))
     if isinstance(error, RewardError):
@@ -138,7 +140,7 @@ def failure_of(error: BaseException) -> Failure | None:
 
 
 def failure_in(trajectory: Trajectory) -> Failure | None:
-    """Return the failure in an episode that has a trajectory; None if nothing failed."""
+    """Return the failure recorded in an episode's trajectory, or None if nothing failed."""
     last = trajectory.transitions[-1]
     if error := str(last.logs.get(AGENT_ERROR, "")):
         timeout = f"stop/{AGENT_TIMEOUT}" in last.metrics
@@ -160,7 +162,7 @@ def _kind_of(text: str) -> str:
 class Failures:
     """The failures of several episodes: counts by kind, and examples with their frequency.
 
-    ``found`` has at most ``MOST_ALIKE`` examples, one for each set of similar failures, the most
+    ``found`` contains at most ``MOST_ALIKE`` examples, one for each group of similar failures, most
     frequent first.
     """
 
@@ -170,7 +172,7 @@ class Failures:
 
     @classmethod
     def of(cls, episodes: int, pairs: Iterable[tuple[Failure, int]]) -> "Failures":
-        """Count the failures of ``episodes`` episodes from (failure, frequency) pairs."""
+        """Aggregate (failure, frequency) pairs from ``episodes`` episodes."""
         first: dict[tuple[str, ...], Failure] = {}
         kinds, times = Counter[str](), Counter[tuple[str, ...]]()
         for failure, count in pairs:
@@ -182,17 +184,17 @@ class Failures:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Failures":
-        """Read a record that ``asdict`` made.
+        """Parse a record created with ``asdict``.
 
         Raises:
-            KeyError, TypeError, ValueError: Another version wrote the record, or it is damaged.
+            KeyError, TypeError, ValueError: The record is corrupt or from a different version.
         """
         examples = [(Failure(**failure), int(count)) for failure, count in record["found"]]
         kinds = {kind: int(count) for kind, count in dict(record["kinds"]).items()}
         is_known = {*kinds, *(failure.kind for failure, _ in examples)} <= KINDS.keys()
         texts = [text for failure, _ in examples for text in (failure.error, failure.traceback)]
         if not is_known or not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"a failure has no text, or its kind is not one of {[*KINDS]}")
+            raise ValueError(f"a failure's text is missing, or its kind is not one of {[*KINDS]}")
         return cls(int(record["episodes"]), kinds, examples)
 
     @property
@@ -202,23 +204,23 @@ class Failures:
 
     @property
     def share(self) -> float:
-        """The share of the episodes that failed; 0 if there are no episodes."""
+        """The fraction of episodes that failed (0 if there are no episodes)."""
         return self.count / self.episodes if self.episodes else 0.0
 
     @property
     def commonest(self) -> Failure | None:
-        """An example of the most frequent failure; None if nothing failed."""
+        """An example of the most frequent failure, or None if nothing failed."""
         return self.found[0][0] if self.found else None
 
     def summary(self) -> str:
-        """Return a line: how many episodes failed, whether they were scored, and the kinds."""
+        """Return a one-line summary: how many episodes failed and why, and if they were scored."""
         kinds = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in self.kinds.items())
         scored = " and were scored" * (bool(self.found) and all(f.is_scored for f, _ in self.found))
         text = f"{self.count} of {self.episodes} episodes failed{scored}"
         return text + f" ({kinds})" * bool(kinds)
 
     def describe(self) -> str:
-        """Return the summary, the most frequent failure with its traceback, and its remedy."""
+        """Return the summary, followed by the most frequent failure and what to do about it."""
         if not self.found:
             return self.summary()
         failure, times = self.found[0]
@@ -229,7 +231,7 @@ class Failures:
 
 
 def merge(sets: Sequence[Failures]) -> Failures:
-    """Merge the failures of several sets of episodes."""
+    """Combine the failures of several sets of episodes."""
     pairs = [pair for failures in sets for pair in failures.found]
     merged = Failures.of(sum(failures.episodes for failures in sets), pairs)
     kinds = sum((Counter(failures.kinds) for failures in sets), Counter())
@@ -237,7 +239,7 @@ def merge(sets: Sequence[Failures]) -> Failures:
 
 
 def shortened(text: str) -> str:
-    """Return the first lines of an error's message."""
+    """Return the first few lines of an error message."""
     lines = text.strip().splitlines()
     return "\n  ".join([*lines[:MOST_LINES], *["..."] * (len(lines) > MOST_LINES)])
 
@@ -250,10 +252,10 @@ def _plural(kind: str, count: int) -> str:
 
 
 def read_batches(path: Path) -> tuple[Failures, int]:
-    """Return the failures of all batches in a run's folder, and how many batches were skipped."""
+    """Return the failures in all of a run's batches, and how many batches were skipped."""
     failures, skipped = list[Failures](), 0
     for record in read_jsonl(path / BATCHES):
-        with suppress(KeyError, TypeError, ValueError):  # another version's record
+        with suppress(KeyError, TypeError, ValueError):  # written by a different version
             failures.append(Failures.read(record))
             skipped += bool(record["metrics"][SKIPPED])
     return merge(failures), skipped

@@ -1,7 +1,8 @@
-"""``Person``: a model whose replies a person types at the terminal.
+"""``Person``: a model whose replies are typed by a person at the terminal.
 
-A line is a reply; if it ends with a backslash, the next line continues it. ``name key=value`` calls
-a tool that the request offers; values are quoted as in a shell. Ctrl-D ends the episode.
+Each line is a reply, unless it ends with a backslash, in which case it continues on the next line.
+To call one of the request's tools, type ``name key=value``, quoting values as in a shell. Ctrl-D
+ends the episode.
 """
 
 import asyncio
@@ -22,12 +23,12 @@ from evert.bridge.models.remote import check_no_prefill, new_call_ids
 
 
 class EndOfInputError(EvertError, EOFError):
-    """The person who types the replies has ended the input."""
+    """The person who types the replies closed the input."""
 
 
 @dataclass
 class Person:
-    """A person at the terminal who answers requests one at a time."""
+    """A person at the terminal who answers one request at a time."""
 
     _input: bytes = field(default=b"", init=False, repr=False)
 
@@ -35,7 +36,7 @@ class Person:
         """Return the typed reply.
 
         Raises:
-            EndOfInputError: The input has ended.
+            EndOfInputError: The input was closed.
         """
         check_no_prefill(request, "a person")
         lines = [await self._line("you> ")]
@@ -52,14 +53,14 @@ class Person:
         while b"\n" not in self._input:
             more = await _read()
             if not more and not self._input:
-                raise EndOfInputError("The input has ended, so the episode ends.")
+                raise EndOfInputError("The input was closed, which ends the episode.")
             self._input += more or b"\n"
         line, _, self._input = self._input.partition(b"\n")
         return line.decode("utf-8", "replace")
 
 
 async def _read() -> bytes:
-    """Read input without a thread, since threads would outlive Ctrl-C; return b"" at the end."""
+    """Read from stdin without a thread, which would outlive Ctrl-C. Return b"" at the end."""
     loop, file = asyncio.get_running_loop(), sys.stdin.fileno()
     ready = asyncio.Event()
     try:
@@ -74,7 +75,7 @@ async def _read() -> bytes:
 
 
 def typed_message(lines: Sequence[str], tools: Sequence[Any]) -> Message:
-    """Make a message from typed lines: calls of offered tools, and text from all other lines."""
+    """Convert typed lines to a message. Lines that are not tool calls become the text."""
     offered = {tool["function"]["name"]: tool["function"] for tool in tools}
     calls = [_call(line, offered) for line in lines]
     text = [line for line, call in zip(lines, calls, strict=True) if call is None]
@@ -85,10 +86,10 @@ def typed_message(lines: Sequence[str], tools: Sequence[Any]) -> Message:
 
 
 def _call(line: str, offered: dict[str, Any]) -> ToolCall | None:
-    """Return the tool call in a line; None if the line is text."""
+    """Parse a line as a tool call. Return None if it is text."""
     try:
         words = shlex.split(line)
-    except ValueError:  # for example, an apostrophe
+    except ValueError:  # for example, the text contains an apostrophe
         return None
     if not words or words[0] not in offered or not all("=" in word for word in words[1:]):
         return None
@@ -100,7 +101,7 @@ def _call(line: str, offered: dict[str, Any]) -> ToolCall | None:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Parse a text as JSON; return the text itself if it is not JSON or should be a string."""
+    """Parse a value as JSON. Return the text itself if it isn't JSON or should be a string."""
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:

@@ -1,12 +1,12 @@
-"""The contestants of an evaluation, by name: models, and players without a model (``random``).
+"""Finds the contestants of an evaluation: models, and players without a model (``random``).
 
-``find`` turns a name (``config/model_names.py``) into a contestant, which plays inside the context
-that ``ready`` returns. All models play the evaluation's agent, with its options and with its frozen
-models; players without a model are agents themselves.
+``find`` returns the contestant for a name (``config/model_names.py``). Its method ``ready``
+returns a context manager in which it can play. All models play the evaluation's agent with the same
+options and frozen models. Players without a model are agents themselves.
 
-A contestant's digest covers everything that determines its replies: the weights (not their folder),
-the agent, the renderer, the maximum tokens of a reply, the episode's settings. The weights behind
-an endpoint or a server are unknown, so their URL and the model's name are used instead.
+A contestant's digest covers everything that determines its replies: the weights (but not their
+folder), the agent, the renderer, the maximum reply length and the episode settings. We don't know
+the weights of a model behind an endpoint or server, so we use the URL and the model's name instead.
 """
 
 import hashlib
@@ -56,32 +56,33 @@ from evert.trainers.serving.server_check import check_server
 from evert.trainers.system.command import run_async
 
 NO_MATTER = frozenset({"agent_timeout", "close_timeout", "context_length"})
-"""Settings of an episode that do not change its messages."""
+"""Episode settings that don't affect the messages."""
 
 OPENAI_KEY, SERVER_KEY = "OPENAI_API_KEY", "VLLM_API_KEY"
-"""Environment variables with API keys of endpoints and servers, if settings name no other."""
+"""Default environment variables for the API keys of endpoints and servers."""
 
 Say: TypeAlias = Callable[[str], None]
 
 Policy: TypeAlias = Callable[[ChatAgentEnv, int], TokenCompleter]
-"""Returns the policy that answers the agent's calls, given an Env and an episode's seed."""
+"""Takes an Env and the episode's seed, and returns the policy that answers the agent's calls."""
 
 
 class EndpointError(EvertError, RuntimeError):
-    """The endpoint of the model that plays does not answer. Finished episodes are kept."""
+    """A request to the model's endpoint failed. Finished episodes are kept."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A model, or a player without a model, that is to play.
+    """A model, or a player without a model, that takes part in an evaluation.
 
     Attributes:
-        name: Its name in the tables.
-        plan: What it plays.
-        agent: Import path of the agent; without a model, of a function from a seed to the agent.
-        run: The settings of a run with this model: engine, renderer, maximum tokens of a reply.
-        model: The model that answers the agent's calls; None: a player without a model.
-        context_length: Tokens of the model's context, from its server; None: unknown.
+        name: The name to show in tables.
+        plan: The tasks, episode settings and other models.
+        agent: Import path of the agent. For a player without a model, it is the import path of a
+            function that takes a seed and returns the agent.
+        run: Settings of a run with this model (engine, renderer, maximum reply length).
+        model: The model that answers the agent's calls, or None for a player without a model.
+        context_length: The model's context length, as reported by its server (None: unknown).
     """
 
     name: str
@@ -93,12 +94,12 @@ class Contestant:
 
     @property
     def settings(self) -> PlayingSettings:
-        """The settings of its episodes."""
+        """The episode settings."""
         return self.plan.settings
 
     @property
     def digest(self) -> str:
-        """Digest of everything that determines its replies; see the module's docstring."""
+        """Digest of everything that determines its replies; see the module docstring."""
         text = json.dumps([self.agent, self._episode(), *self._reply_sources()])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -121,7 +122,7 @@ class Contestant:
 
     @property
     def weights(self) -> Mapping[str, Any]:
-        """Arguments to create its sampling client; empty unless it plays with weights."""
+        """Arguments for creating its sampling client (empty unless ``model`` is a ``ModelRef``)."""
         if not isinstance(self.model, ModelRef):
             return {}
         path = self.model.model_path
@@ -129,12 +130,12 @@ class Contestant:
 
     @property
     def max_tokens(self) -> int:
-        """Maximum tokens of a reply, for models that take token ids."""
+        """Maximum number of tokens in a reply, for models that take token ids."""
         return self.settings.max_tokens or self.run.max_tokens
 
     @property
     def _engine_run(self) -> TrainSettings:
-        """Settings of the run whose engine it plays on."""
+        """Settings of the run that determine its engine."""
         return self.run if self.weights else self.plan.run
 
     @cached_property
@@ -152,15 +153,15 @@ class Contestant:
 
     @cached_property
     def _agents(self) -> Callable[[int], Any]:
-        """A function from a seed to the agent that it plays."""
+        """A function that takes a seed and returns the agent to play."""
         agent: Any = load_agent(self.agent)
         return agent if self.model is None else lambda seed: agent
 
     def check(self) -> None:
-        """Check, before it plays, its agent, engine, tasks and options.
+        """Check its agent, engine, tasks and options before it plays.
 
         Raises:
-            EvertError: One of them does not exist, or does not fit the others.
+            EvertError: One of them doesn't exist, or they are incompatible.
         """
         agent, engine = self._agents(0), self._engine_choice
         task = next(tasks[0] for tasks in self.plan.tasks.values() if len(tasks))
@@ -170,16 +171,16 @@ class Contestant:
         if self.weights or isinstance(self.model, ServedSamplingClient):
             renderer = renderer_of(self.run)
             if self.run.chat_template:
-                model_renderer(self.run.model_name, renderer)  # raises for an unread variable
+                model_renderer(self.run.model_name, renderer)  # raises for unused variables
 
     # -- ready to play ---------------------------------------------------------------------------
 
     @contextmanager
     def ready(self, say: Say) -> Iterator[Player]:
-        """Prepare it to play inside the block; ``say`` gets a line about its model or engine.
+        """Make it ready to play inside the block. ``say`` prints a line about its model or engine.
 
         Raises:
-            EndpointError: The model's endpoint does not answer.
+            EndpointError: A request to the model's endpoint failed.
         """
         with self._policy(say) as (policy, fitting):
             options = env_options(self.settings, self._frozen)
@@ -192,14 +193,14 @@ class Contestant:
                 raise EndpointError(
                     f"{self.name}: a request to the endpoint failed: "
                     f"{type(error).__name__}: {error}. Check base_url, "
-                    f"{self.settings.api_key_env or OPENAI_KEY} and the model's name."
+                    f"{self.settings.api_key_env or OPENAI_KEY} and the model name."
                 ) from error
 
     @contextmanager
     def _policy(self, say: Say) -> Iterator[tuple[Policy, EnvOptions]]:
-        """Yield the policy, and the Env options that fit it."""
+        """Yield the policy and the Env options that it requires."""
         run, cap, renderer = self.run, self.settings.max_tokens, None
-        if isinstance(self.model, ServedSamplingClient):  # before an engine blocks the network
+        if isinstance(self.model, ServedSamplingClient):  # now, as an engine blocks the network
             renderer = model_renderer(run.model_name, renderer_of(run))
         with self._engine() as facts:
             match self.model:
@@ -213,13 +214,13 @@ class Contestant:
                 case ServedSamplingClient() as client:
                     assert renderer is not None
                     run_async(check_server(client, renderer.tokenizer))
-                    say(f"{client.model} at {client.base_url}, by token ids")
+                    say(f"{client.model} at {client.base_url}, using token ids")
                     context = run.context_length or self.context_length
                     yield self._seeded(client), {"renderer": renderer, "context_length": context}
                 case ModelRef(checkpoints=store):
                     say(engine_in_words(facts))
                     if store is not None and run.agent != self.agent:
-                        say(f"plays {self.agent}; it was trained with {run.agent}")
+                        say(f"plays {self.agent}, but was trained with {run.agent}")
                     service = tinker.ServiceClient(base_url=run.base_url)
                     policy = self._seeded(service.create_sampling_client(**self.weights))
                     renderer = model_renderer(run.model_name, renderer_of(run))
@@ -230,7 +231,7 @@ class Contestant:
         return lambda env, seed: SeededPolicy(client, cap, heat, seed)
 
     def _engine(self) -> AbstractContextManager[Any]:
-        """Return its engine, if weights or frozen models need one; allow its endpoint's host."""
+        """Return the engine if weights or frozen models need one, and allow the endpoint's host."""
         run = self._engine_run
         if not self.weights and not needs_engine(self._models):
             return nullcontext()
@@ -244,7 +245,7 @@ class Contestant:
 
 
 def find(name: str, plan: PlayingPlan) -> Contestant:
-    """Return the contestant for one of the plan's names."""
+    """Return the contestant for a name in the plan."""
     settings, model, title = plan.settings, plan.players[name], redacted(name)
     if model is None:
         return Contestant(name, plan, settings.players[name], plan.run)
@@ -260,8 +261,8 @@ def find(name: str, plan: PlayingPlan) -> Contestant:
     if not base:
         raise ModelNameError(
             f"The base model of the weights {name} is unknown. Pass it, for example "
-            "model_name=Qwen/Qwen3-8B. For weights of the embedded engine, pass their run: "
-            "runs/NAME."
+            "model_name=Qwen/Qwen3-8B. For weights from the embedded engine, pass the run they "
+            "belong to: runs/NAME."
         )
     run = settings.run_of(base)
     agent = settings.agent_of(run)
@@ -279,11 +280,11 @@ def _find_served(name: str, server: ModelRef, plan: PlayingPlan) -> Contestant:
     model_id = server.model or (next(iter(models)) if len(models) == 1 else None)
     if model_id not in models:
         raise ModelNameError(
-            f"{name}: the server has {', '.join(map(repr, models)) or 'no models'}. Name one of "
+            f"{name}: the server has {', '.join(map(repr, models)) or 'no models'}. Add one of "
             f"them after a #: vllm:{address}#{next(iter(models), 'MODEL')}."
         )
     facts = models[model_id]
-    # root is the base model for `evert serve`, and the path or name of the weights for vLLM
+    # `evert serve` reports the base model as root; vLLM reports the weights' path or name
     roots = [root for root in (facts.get("root"), model_id) if root in BASES]
     base = settings.model_name or (roots or [facts.get("root") or model_id])[0]
     run = settings.run_of(base)

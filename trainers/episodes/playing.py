@@ -1,10 +1,9 @@
-"""Plays episodes and records each.
+"""Plays episodes and records them.
 
-An episode is identified by the contestant's digest, split, task and seed; the last three seed
-everything random in it. Recorded episodes (``episodes.jsonl``) are not played again, so that an
-interrupted evaluation ends with the same table. Further training of weights changes their digest.
-
-In order: the record, its file, :func:`plan_episodes` (the episodes to play), :func:`play`.
+An episode is identified by the contestant's digest, split, task and seed. The split, task and seed
+determine all random numbers in the episode. Recorded episodes (``episodes.jsonl``) are not played
+again, so you can resume an interrupted evaluation and get the same table. If the weights are
+trained further, their digest changes.
 """
 
 import asyncio
@@ -48,21 +47,21 @@ T = TypeVar("T")
 
 
 class EpisodeError(EvertError, ValueError):
-    """A record of an episode that this version of evert cannot read."""
+    """This version of evert can't read the record of an episode."""
 
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """The result of one episode, a line of ``episodes.jsonl``; a missing text is "".
+    """The result of an episode, which is a line in ``episodes.jsonl``. Missing texts are "".
 
     Attributes:
-        digest: The contestant's digest (``players.py``); "" if the episode is never looked up.
-        reward: The episode's reward; None if the agent failed.
+        digest: The contestant's digest (``players.py``), or "" if the episode is not reusable.
+        reward: The episode's reward, or None if the agent failed.
         tokens: Number of sampled tokens.
-        metrics: Metrics of the agent and the Env, summed over the turns.
-        failure: Kind of the failure, a key of ``failures.KINDS``.
-        dialogue: For each model call, ``told`` is the new text of the prompt, and ``said`` the
-            reply; empty unless requested.
+        metrics: The agent's and the Env's metrics, summed over all turns.
+        failure: Kind of failure, a key in ``failures.KINDS``.
+        dialogue: For each model call, ``told`` is the new text in the prompt and ``said`` is the
+            reply. Only recorded on request.
     """
 
     model: str
@@ -90,26 +89,29 @@ class EpisodeResult:
 
     @property
     def draws(self) -> int:
-        """Seed of everything random in the episode, different even for similar tasks."""
+        """Seed for everything random in the episode. Identical tasks get different seeds."""
         return seed_of(self.split, self.task, self.seed) >> 1
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "EpisodeResult":
-        """Read an episode from its recorded fields."""
+        """Create a result from a recorded line."""
         try:
             return cls(**record)
         except TypeError as error:
             raise EpisodeError(
-                f"A record of an episode has other fields than this version of evert expects: "
-                f"{error}. Start again in another folder, or use the version that wrote it."
+                f"The record of an episode has different fields than this version of evert "
+                f"expects: {error}. Use a different folder, or the version that wrote it."
             ) from error
 
 
 class EpisodeLog:
-    """The episodes of an evaluation, written as soon as each ends; ``by_key`` keeps that order."""
+    """The recorded episodes of an evaluation. Each is written to disk as soon as it finishes.
+
+    ``by_key`` contains them in the order in which they finished.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Read the recorded episodes; one that a crash cut off is dropped, and played again."""
+        """Read the recorded episodes. If the last one was truncated by a crash, drop it."""
         self.folder = folder
         self._path = folder / EPISODES
         drop_broken_lines(self._path)
@@ -124,13 +126,13 @@ class EpisodeLog:
 
 
 PlannedEpisode: TypeAlias = tuple[EpisodeResult, Any]
-"""An episode to play, and its task."""
+"""An episode to play and its task."""
 
 
 def plan_episodes(
     model: str, digest: str, tasks: Mapping[str, Sequence[Any]], seeds: Sequence[int]
 ) -> list[PlannedEpisode]:
-    """Return all episodes for a model to play: one for each split, task and seed."""
+    """Return the episodes that a model should play: one for each split, task and seed."""
     return [
         (EpisodeResult(model, digest, split, number, seed, _category(task), str(task)), task)
         for split, listed in tasks.items()
@@ -148,14 +150,14 @@ def _category(task: Any) -> str:
 
 @dataclass(frozen=True)
 class Player:
-    """A contestant that is ready to play, with functions from a seed to its agent and its policy.
+    """A contestant that is ready to play. Its agent and policy are functions of a seed.
 
     Attributes:
-        opponents: Models that play some of the seats; None: the policy plays all seats.
-        strict: Whether an agent's failure is raised; if not, the episode has no reward.
+        opponents: Models that play some of the seats (None: the policy plays all seats).
+        strict: Whether to raise an error if an agent fails. Otherwise, the episode has no reward.
         dialogues: Number of tasks per split for which dialogues are recorded.
-        record: Records every rollout; None: no record.
-        hooks: Returns the hooks into an Env's rollout; None: no hooks.
+        record: Records all rollouts, if set.
+        hooks: Takes an Env and returns hooks for its rollout, or None.
     """
 
     agent: Callable[[int], Any]
@@ -176,16 +178,16 @@ async def play(
     success: float = 1.0,
     places: asyncio.Semaphore | None = None,
 ) -> list[EpisodeResult]:
-    """Play episodes concurrently; return their results in the planned order.
+    """Play episodes concurrently and return their results in the same order.
 
     Args:
         when_over: Called with each result.
-        success: Lowest reward that counts as a success.
-        places: Limits how many episodes are played at a time; None: ``at_a_time``.
+        success: Minimum reward that counts as a success.
+        places: Limits how many episodes are played concurrently (default: ``at_a_time``).
 
     Raises:
-        openai.OpenAIError: The policy's endpoint cannot answer.
-        EvertError: Something other than an agent failed; or an agent, if the player is strict.
+        openai.OpenAIError: A request to the policy's endpoint failed.
+        EvertError: An agent failed and the player is strict, or something else failed.
     """
     free = places or asyncio.Semaphore(at_a_time(None))
 
@@ -200,7 +202,10 @@ async def play(
 
 
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines concurrently; return their results, or raise the first error and end all."""
+    """Run coroutines concurrently and return their results.
+
+    If one fails, cancel the others and raise its error.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in work]
@@ -262,15 +267,15 @@ def _seeded(options: EnvOptions, seed: int) -> EnvOptions:
 
 
 def _seat_seed(draws: int, number: int) -> int:
-    """Return a seat's policy seed, so that seats sample different replies to the same prompt."""
+    """Return a seed for a seat's policy, so that seats sample different replies to a prompt."""
     return (draws + 1_000_003 * number) % 2**31
 
 
 async def gather_seats(rollouts: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
     """Play an episode's seats concurrently.
 
-    A failure of this episode is raised after all seats have ended. Any other error is raised at
-    once: if the policy fails at one seat, the other seats would never end.
+    Failures that only affect this episode are raised after all seats have finished. Other errors
+    are raised immediately, because if the policy fails for one seat, the others would never finish.
     """
     ends = await side_by_side(map(_trajectory_or_failure, rollouts))
     for end in ends:
@@ -301,14 +306,14 @@ def _result(
     reward = fmean(rewards)
     transitions = [turn for trajectory in trajectories for turn in trajectory.transitions]
     for failure in filter(None, map(failure_in, trajectories)):
-        if failure.kind != NO_CALL:  # some players make no model calls
+        if failure.kind != NO_CALL:  # some players don't make model calls
             episode = _with_failure(episode, failure)
             break
     by_seat = {f"seat/{s}/reward": r for s, r in zip(player.seats, rewards, strict=False)}
     return replace(
         episode,
         reward=reward,
-        success=reward >= success or math.isclose(reward, success),  # a sum of ten 0.1 is below 1
+        success=reward >= success or math.isclose(reward, success),  # the sum of ten 0.1s is < 1
         turns=sum(env.turns for env in envs),
         tokens=sum(len(transition.ac.tokens) for transition in transitions),
         metrics={**summed(transitions), **by_seat},
@@ -323,7 +328,7 @@ def _result(
 
 
 def summed(transitions: Iterable[Transition]) -> dict[str, float]:
-    """Sum the metrics of the agent and the Env over all turns."""
+    """Sum the agent's and the Env's metrics over all turns."""
     metrics = defaultdict[str, float](float)
     for transition in transitions:
         for name, value in transition.metrics.items():
@@ -337,7 +342,7 @@ def _with_failure(episode: EpisodeResult, failure: Failure) -> EpisodeResult:
 
 
 def failures(episodes: Sequence[EpisodeResult]) -> Failures:
-    """Return the failures of some episodes."""
+    """Collect the failures of the given episodes."""
     failed_episodes = [episode for episode in episodes if episode.failure]
     pairs = [
         (Failure(e.failure, e.error, e.traceback, e.reward is not None), 1) for e in failed_episodes

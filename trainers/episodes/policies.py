@@ -1,4 +1,4 @@
-"""The policies that answer an agent's calls in an evaluation: weights, an endpoint, or no model."""
+"""Policies that answer an agent's calls in an evaluation: weights, an endpoint, or no model."""
 
 import hashlib
 import pickle
@@ -23,15 +23,15 @@ class PolicyError(EvertError, RuntimeError):
 
 @dataclass
 class SeededPolicy(TokenCompleter):
-    """Samples one episode with its own seeds, independent of the order of the episodes."""
+    """Samples an episode's replies with seeds that don't depend on the order of the episodes."""
 
     client: tinker.SamplingClient | ServedSamplingClient
     max_tokens: int
-    """Maximum tokens of a reply."""
+    """Maximum number of tokens in a reply."""
     temperature: float
-    """0 for greedy."""
+    """Sampling temperature; 0 means greedy."""
     seed: int
-    """The episode's seed. Each reply's seed depends on this seed, the prompt, and the number of
+    """The episode's seed. Each reply's seed is derived from it, the prompt, and the number of
     earlier replies to that prompt."""
     _answer_counts: Counter[int] = field(default_factory=Counter, init=False, repr=False)
 
@@ -54,41 +54,41 @@ class SeededPolicy(TokenCompleter):
         )
 
     def _seed_of(self, prompt: tinker.ModelInput) -> int:
-        """Return a seed that depends on the prompt, since concurrent calls come in any order."""
+        """Return a seed that depends on the prompt, since the order of concurrent calls varies."""
         items = [x if isinstance(x, int) else _content(x) for x in flatten(prompt.chunks)]
-        content = pickle.dumps(items, protocol=4)  # only numbers: equal lists are equal bytes
+        content = pickle.dumps(items, protocol=4)  # deterministic, since all items are integers
         key = int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())
         self._answer_counts[key] += 1
         return (self.seed + key + self._answer_counts[key]) % 2**31
 
 
 def _content(chunk: Chunk) -> int:
-    """Return a hash of a chunk's content; it is negative, unlike token ids."""
+    """Return a hash of a chunk's content, which is negative to distinguish it from token ids."""
     digest = hashlib.blake2b(chunk.model_dump_json().encode(), digest_size=8).digest()
     return -1 - int.from_bytes(digest)
 
 
 @dataclass
 class EndpointPolicy(TokenCompleter):
-    """Plays an Env with a remote model or a person, whose replies become tokens of its renderer.
+    """Plays an Env with a remote model or a person, encoding replies with the Env's renderer.
 
-    The model or person gets the agent's messages, not the rendered prompt. The tokens only pass
-    the reply to the Env; their log-probabilities are all 0.
+    The model or person receives the agent's messages rather than the rendered prompt. The tokens
+    are only used to pass the reply to the Env, and their log-probabilities are all 0.
     """
 
     env: ChatAgentEnv
     """The Env that the policy plays."""
     remote: FrozenAnswer
-    """The model (with its own temperature) or the person."""
+    """The model, which sets the temperature, or the person."""
     max_tokens: int | None = None
-    """Maximum tokens of a reply, unless the agent requests fewer; None: no limit."""
+    """Maximum number of tokens in a reply, unless the agent requests fewer (None: no limit)."""
 
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Ask the endpoint for the reply to the waiting call."""
+        """Request a reply to the pending call from the endpoint."""
         request = self.env.request_of(model_input)
-        assert request is not None  # a policy is called only while a call waits
+        assert request is not None  # policies are only called while a call is pending
         caps = [cap for cap in (request.max_tokens, self.max_tokens) if cap is not None]
         reply = await self.remote(replace(request, max_tokens=min(caps, default=None)))
         renderer = prompt_renderer(self.env.renderer)
@@ -106,6 +106,6 @@ class NoPolicy(TokenCompleter):
     ) -> TokensWithLogprobs:
         """Raise a PolicyError."""
         raise PolicyError(
-            "This player has no model, but made a model call. Name a model in models=, or correct "
-            "the player."
+            "This player has no model, but made a model call. Add a model to models=, or fix the "
+            "player."
         )

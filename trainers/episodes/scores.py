@@ -1,8 +1,8 @@
-"""Scores of episodes: means, shares and pass@k, with intervals, as texts, files and tables.
+"""Computes scores of episodes (means, rates and pass@k, with intervals), and formats them.
 
-Every table, figure and page takes its scores from here, by model, split and category. Intervals
-are 95 % confidence intervals; the played tasks are seen as a sample of all tasks of their kind.
-``benchmarks/intervals.py`` measures their coverage.
+All tables, figures and pages get their scores from here, by model, split and category. Intervals
+are 95% confidence intervals that treat the tasks as a sample from all tasks of that type. Their
+coverage is measured in ``benchmarks/intervals.py``.
 """
 
 import math
@@ -21,24 +21,24 @@ from rich.table import Column, Table
 from evert.envs.games import Game, metrics_of
 from evert.trainers.system import files
 
-if TYPE_CHECKING:  # it imports torch, which a viewer does not need
+if TYPE_CHECKING:  # ``playing`` imports torch, which a viewer does not need
     from evert.trainers.episodes.playing import EpisodeResult
 
 QUESTIONS = "questions"
-"""Metric of a game that counts its questions; without this metric, turns are counted."""
+"""Metric that counts a game's questions. If a game doesn't have it, turns are counted instead."""
 CALLS = ("searches", "tools/calls")
-"""Metrics that count tool calls; the first one that an episode has is used."""
+"""Metrics that count tool calls. The first one that an episode has is used."""
 ENDS = ("won", "drawn", "lost")
-"""Metrics of games against an opponent: 1 in the episodes with that result."""
+"""Metrics of games against an opponent, which are 1 in episodes with that result."""
 ENDINGS = "", "_low", "_high"
-"""Suffixes of pass_at_K in the names of a CSV file's columns."""
+"""Suffixes for pass_at_K in CSV column names."""
 ByTask = Sequence[Sequence[float]]
-"""The values of each task's episodes; for a share, 0 or 1."""
+"""The values of each task's episodes. For a rate, they are 0 or 1."""
 
 
 @dataclass(frozen=True)
 class PassAt:
-    """An estimate of pass@k, from 0 to 1; ``low`` and ``high`` are its 95 % interval."""
+    """An estimate of pass@k, from 0 to 1, with its 95% interval (``low`` to ``high``)."""
 
     value: float
     low: float
@@ -47,18 +47,20 @@ class PassAt:
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a set of episodes; if a model, split or category is "", the set has all of them.
+    """The score of a set of episodes. If model, split or category is "", it covers all of them.
 
     Attributes:
-        success: Share of episodes that succeeded; ``low`` and ``high`` are its 95 % interval.
-        reward: Mean reward; None if every episode failed.
-        questions: Mean questions (or turns) in successful episodes; None if none succeeded.
+        success: Success rate, with its 95% interval in ``low`` and ``high``.
+        reward: Mean reward (None if all episodes failed).
+        questions: Mean number of questions (or turns) in successful episodes (None if there are
+            no successful episodes).
         calls: Mean number of tool calls.
         errors: Number of episodes that failed.
-        won, drawn, lost: Shares of the episodes with this result; None if not recorded.
-        play: Means of the game's own metrics (``Game.metrics``) that were recorded.
-        reward_error: Half the 95 % interval of the mean reward; None for fewer than two tasks.
-        pass_at: pass@k by k.
+        won, drawn, lost: Fraction of episodes with this result (None if not recorded).
+        play: Means of the game's own metrics (``Game.metrics``), as far as they were recorded.
+        reward_error: Half the width of the mean reward's 95% interval (None for fewer than two
+            tasks).
+        pass_at: Maps k to pass@k.
     """
 
     model: str
@@ -86,10 +88,11 @@ def scores(
     game: Game | None = None,
     pass_at: Sequence[int] = (),
 ) -> list[Score]:
-    """Return a score per model, in order of appearance; ``by`` adds "split" or "category".
+    """Return one score per model, in order of appearance.
 
-    ``game`` is the user's own game, for its metrics; None: only metrics of evert's games.
-    ``pass_at`` has the values of k for pass@k; each task must have at least k episodes.
+    Pass "split" or "category" in ``by`` to group by these as well. ``game`` is the user's own game,
+    if its metrics should be included in addition to those of evert's games. ``pass_at`` lists the
+    values of k for pass@k. Each task must have at least k episodes.
     """
     groups: dict[tuple[str, str, str], list[EpisodeResult]] = defaultdict(list)
     for episode in episodes:
@@ -151,14 +154,15 @@ def _means(episodes: Sequence["EpisodeResult"], names: Sequence[str]) -> dict[st
 def interval(
     by_task: ByTask, *, is_share: bool = False, other_samples: Sequence[ByTask] = ()
 ) -> tuple[float, float] | None:
-    """Return the ends of the 95 % interval; None for a mean of one task, whose spread is unknown.
+    """Return the bounds of the 95% interval, or None for a mean with only one task.
 
-    A mean has Student's interval over the tasks' means. A share has Clopper and Pearson's exact
-    binomial interval (Biometrika 26, 1934) for the effective number of independent episodes, given
-    the spread between tasks, as Korn and Graubard do for surveys (Survey Methodology 24, 1998).
+    For means, this is Student's t-interval over the task means. For rates, it is Clopper and
+    Pearson's exact binomial interval (Biometrika 26, 1934), using the effective number of
+    independent episodes given the variance between tasks, as in Korn and Graubard's method for
+    surveys (Survey Methodology 24, 1998).
 
-    If a mean is compared with the means of ``other_samples``, the spread is pooled over all samples
-    (analysis of variance), and the 95 % hold for all intervals together (Bonferroni).
+    To compare a mean with the means of ``other_samples``, the variance is pooled over all samples
+    (analysis of variance), and the intervals have a joint coverage of 95% (Bonferroni).
     """
     from scipy import special  # type: ignore[import-untyped]
 
@@ -179,7 +183,7 @@ def interval(
 
 
 def half_of(by_task: ByTask) -> float | None:
-    """Return half the width of a mean's interval, for ±; None for fewer than two tasks."""
+    """Return half the width of a mean's interval, or None for fewer than two tasks."""
     ends = interval(by_task)
     return ends and (ends[1] - ends[0]) / 2
 
@@ -187,8 +191,9 @@ def half_of(by_task: ByTask) -> float | None:
 def independent(by_task: ByTask) -> float:
     """Return the effective number of independent episodes, given the variance between tasks.
 
-    Two artificial tasks are added, one of ones and one of zeros, since few real tasks may vary too
-    little (Agresti and Coull add trials in this way, The American Statistician 52, 1998).
+    We add two artificial tasks, one with only ones and one with only zeros, because a small number
+    of real tasks may vary too little. (Agresti and Coull add trials in a similar way, The American
+    Statistician 52, 1998.)
     """
     size = _mean([*map(len, by_task)])
     totals = [(sum(task), len(task)) for task in by_task] + [(size, size), (0, size)]
@@ -204,20 +209,21 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def pass_at(k: int, outcomes: Sequence[Sequence[bool]]) -> PassAt:
-    """Estimate pass@k, the share of tasks that at least one of k episodes solves.
+    """Estimate pass@k, the fraction of tasks that are solved by at least one of k episodes.
 
-    If c of a task's n episodes succeed, the unbiased estimate is 1 - C(n - c, k) / C(n, k); we
-    average over tasks (Chen et al., Evaluating Large Language Models Trained on Code, 2021, eq. 1).
+    If c of a task's n episodes succeed, the unbiased estimate is 1 - C(n - c, k) / C(n, k). We
+    average it over tasks (Chen et al., Evaluating Large Language Models Trained on Code, 2021, eq.
+    1).
 
-    For the interval, a task counts as n // k independent draws, because its estimate varies no more
-    than the mean of that many disjoint draws of k episodes (Hoeffding, JASA 58, 1963). pass@1 thus
-    has the interval of the success rate.
+    To compute the interval, we treat each task as n // k independent draws, because the variance of
+    its estimate is at most that of the mean of n // k disjoint draws of k episodes (Hoeffding, JASA
+    58, 1963). The interval of pass@1 is therefore the same as that of the success rate.
 
     Raises:
         ValueError: A task has fewer than ``k`` episodes.
     """
     if (fewest := min(map(len, outcomes), default=0)) < k:
-        raise ValueError(f"pass@{k} needs {k} episodes of each task; one task has {fewest}.")
+        raise ValueError(f"pass@{k} needs {k} episodes per task, but one task has {fewest}.")
     solved = [
         1 - math.comb(len(task) - sum(task), k) / math.comb(len(task), k) for task in outcomes
     ]
@@ -230,19 +236,19 @@ def pass_at(k: int, outcomes: Sequence[Sequence[bool]]) -> PassAt:
 
 
 def mean_text(mean: float | None, half: float | None = None) -> str:
-    """Format a mean, with half its interval if known: "0.75 ± 0.12"; "" for None."""
+    """Format a mean as "0.75 ± 0.12", or "0.75" if its interval is unknown. Return "" for None."""
     text = "" if mean is None else f"{mean:.2f}"
     return text if half is None or not text else f"{text} ± {half:.2f}"
 
 
 def share_text(share: float | None, low: float = math.nan, high: float = math.nan) -> str:
-    """Format a share, with its interval if known: "75.0% (50-100%)"; "" for None."""
+    """Format a rate, such as "75.0% (50-100%)" if its interval is known. Return "" for None."""
     text = "" if share is None else f"{share:.1%}"
     return text if math.isnan(low) or not text else f"{text} ({100 * low:.0f}-{high:.0%})"
 
 
 def as_csv(rows: Iterable[Score]) -> str:
-    """Return scores as CSV; shares are from 0 to 1, and missing values are empty."""
+    """Return scores as CSV. Rates are from 0 to 1, and missing values are empty."""
     return files.as_csv([_as_row(row) for row in rows])
 
 
@@ -260,7 +266,10 @@ def _as_row(score: Score) -> dict[str, Any]:
 
 
 def read_scores(path: Path) -> list[Score]:
-    """Read a CSV file of ``as_csv``, without games' own metrics or rows of another version."""
+    """Read a CSV file written with ``as_csv``.
+
+    Games' own metrics and rows from other versions are skipped.
+    """
     rows = list[Score]()
     for row in files.read_csv(path):
         with suppress(KeyError, ValueError):
@@ -272,10 +281,10 @@ def read_scores(path: Path) -> list[Score]:
 
 
 def read_score(record: Mapping[str, Any]) -> Score:
-    """Read a score, without pass@k, from parsed JSON or from a row of strings.
+    """Read a score, except pass@k, from parsed JSON or a row of strings.
 
     Raises:
-        ValueError: Another version wrote the record.
+        ValueError: The record is from a different version.
     """
     try:
         numbers = {name: float(record[name]) for name in ("success", "low", "high", "calls")}
@@ -294,12 +303,12 @@ def read_score(record: Mapping[str, Any]) -> Score:
 
 
 def turns_name(episodes: Iterable["EpisodeResult"]) -> str:
-    """Return what ``Score.questions`` counts: "questions", or "turns" without such a metric."""
+    """Return what ``Score.questions`` counts: "questions", or "turns" if that metric is missing."""
     return QUESTIONS if any(QUESTIONS in episode.metrics for episode in episodes) else "turns"
 
 
 def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
-    """Return a table of scores for the terminal, without uninformative columns."""
+    """Format scores as a table for the terminal, omitting columns without information."""
     columns: dict[str, Callable[[Score], str]] = {
         "episodes": lambda row: str(row.episodes),
         "success (95 %)": lambda row: share_text(row.success, row.low, row.high),
@@ -320,7 +329,7 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
 
 
 def as_play_table(rows: Sequence[Score]) -> Table | None:
-    """Return a table of the games' own metrics for the terminal; None if there are none."""
+    """Format games' own metrics as a table for the terminal. Return None without metrics."""
     with_play = [row for row in rows if row.play]
     names = dict.fromkeys(name for row in with_play for name in row.play)
     columns = {name.replace("_", " "): partial(_play_text, name) for name in names}

@@ -1,4 +1,4 @@
-"""``PrintingPolicy``: a policy that prints its episode in the terminal, turn by turn."""
+"""``PrintingPolicy``: prints an episode to the terminal while it is played, turn by turn."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -25,18 +25,18 @@ from evert.bridge.tokens.renderer import prompt_renderer
 class PrintingPolicy(TokenCompleter, RolloutHooks):
     """Prints each request's new messages, the reply, and the turn's reward and metrics.
 
-    It wraps another policy, and is also the hooks of that policy's rollout.
+    It wraps another policy, and also implements the hooks for that policy's rollout.
     """
 
     policy: TokenCompleter
     env: ChatAgentEnv
     console: Console
     turn: asyncio.Lock
-    """Lock held while a turn is printed, so that lines of concurrent calls do not mix."""
+    """Held while a turn is printed, so that the output of concurrent calls isn't mixed."""
     transitions: Sequence[Transition] = field(default=(), init=False)
     """The transitions so far."""
-    _ended: int = field(default=0, init=False)  # number of turns whose reward is shown
-    _prefixes: set[int] = field(default_factory=set, init=False)  # hashes of shown messages
+    _ended: int = field(default=0, init=False)  # number of turns whose rewards have been printed
+    _prefixes: set[int] = field(default_factory=set, init=False)  # hashes of printed messages
     _tools: list[str] = field(default_factory=list, init=False)
 
     async def __call__(
@@ -45,7 +45,7 @@ class PrintingPolicy(TokenCompleter, RolloutHooks):
         """Print the request and the wrapped policy's reply."""
         async with self.turn:
             request = self.env.request_of(model_input)
-            assert request is not None  # a policy is called only while a call waits
+            assert request is not None  # policies are only called while a call is pending
             messages = [read_message(m, n, {}) for n, m in enumerate(request.messages)]
             end = self._show(messages)
             tools = [_signature(tool["function"]) for tool in request.tools or ()]
@@ -66,11 +66,11 @@ class PrintingPolicy(TokenCompleter, RolloutHooks):
 
     @property
     def _title(self) -> str:
-        """The seat, or "reply"."""
+        """The seat's name, or "reply"."""
         return self.env.seat if isinstance(self.env, SeatEnv) else "reply"
 
     async def on_turn_begin(self, state: RolloutState) -> None:
-        """Print what the previous turn earned."""
+        """Print the previous turn's reward and metrics."""
         self.transitions = state.transitions
         for number in range(self._ended, len(self.transitions)):
             turn = self.transitions[number]
@@ -79,11 +79,11 @@ class PrintingPolicy(TokenCompleter, RolloutHooks):
         self._ended = len(self.transitions)
 
     async def on_artifacts(self, state: RolloutState) -> None:
-        """Print what the last turn earned."""
+        """Print the last turn's reward and metrics."""
         await self.on_turn_begin(state)
 
     def explain(self) -> None:
-        """Print the finished turns as tokens, with the stop reason."""
+        """Print the finished turns as tokens, with their stop reasons."""
         if not self.transitions:
             return
         trajectory = Trajectory([*self.transitions], tinker.ModelInput.empty())
@@ -91,7 +91,7 @@ class PrintingPolicy(TokenCompleter, RolloutHooks):
         explain(trajectory, renderer=self.env.renderer, console=self.console)
 
     def _show(self, messages: Sequence[Message], prefix: int = 0, name: str = "") -> int:
-        """Print the messages after ``prefix`` that are new; return the hash of all so far."""
+        """Print messages that haven't been printed yet. Return a hash of prefix and messages."""
         for message in messages:
             text = "\n".join(_parts(message))
             prefix = hash((prefix, message["role"], text))

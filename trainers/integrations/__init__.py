@@ -1,9 +1,9 @@
-"""Runs evert's agents under other trainers, and Harbor's trials as agents.
+"""Integrations with other trainers and with Harbor.
 
 In reading order:
 
-    trl/        agents under TRL's trainers
-    verl/       agents under verl's trainers
-    verifiers/  agents as verifiers' environments
-    harbor/     Harbor's trials as agents
+    trl/        train agents with TRL
+    verl/       train agents with verl
+    verifiers/  use agents as verifiers environments
+    harbor/     use Harbor trials as agents
 """

@@ -1,9 +1,9 @@
-"""Parts for a training loop of your own: rollouts as arrays, and models in training.
+"""Building blocks for custom training loops: rollouts as arrays, and models in training.
 
-In reading order:
+Modules:
 
-    rollout.py  ``rollout``: plays episodes of tasks
+    rollout.py  ``rollout``: plays episodes for a list of tasks
     batch.py    ``Batch``: the episodes' rewards as arrays, and the data to train on
-    models.py   ``evert.models``: models that play, score texts and learn
-    scoring.py  converts texts and conversations to datums, and log-probabilities to arrays
+    models.py   ``evert.models``: models that can play, score text and be trained
+    scoring.py  converts text and conversations to datums, and log-probabilities to arrays
 """

@@ -2,11 +2,11 @@
 
     batch.rewards                   [P, G]
     batch.turn_rewards              [P, G, T]
-    batch.seats["judge"].rewards    [P, G], of one seat
+    batch.seats["judge"].rewards    [P, G], for one seat
     batch.data("group", gamma=0.9)  ready for ``forward_backward``
 
-In shapes, P is the number of tasks, G the number of episodes per task, and T the number of turns in
-the longest episode. Failed episodes are NaN, so ``np.nanmean(batch.rewards)`` leaves them out.
+Shapes: P tasks, G episodes per task, T turns in the longest episode. Failed episodes are NaN, so
+use ``np.nanmean(batch.rewards)`` to ignore them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ from evert.trainers.episodes.failures import Failures
 
 @dataclass(frozen=True)
 class TaskEpisodes:
-    """A task's episodes at one seat, without failed ones, and their indices in the group."""
+    """One seat's episodes of a task, excluding failed ones, and their indices in the group."""
 
     group: Group
     members: Sequence[int]
@@ -45,13 +45,13 @@ class TaskEpisodes:
 
 @dataclass(frozen=True)
 class Batch:
-    """G episodes of each of P tasks, as ``evert.rollout`` returns them.
+    """The episodes returned by ``evert.rollout``: G episodes for each of P tasks.
 
     Attributes:
         tasks: [P], as passed to ``rollout``.
         group_size: G.
-        played: Seat -> [P], the episodes. An agent without seats has the seat "".
-        failures: How many episodes failed, with kinds and reasons.
+        played: Maps each seat to its episodes [P]. An agent without seats has a single seat "".
+        failures: How many episodes failed, and why.
     """
 
     tasks: Sequence[Any]
@@ -63,7 +63,7 @@ class Batch:
 
     @cached_property
     def seats(self) -> "dict[str, Batch]":
-        """Seat -> its batch, with the same attributes; empty for an agent without seats."""
+        """Maps each seat to its batch (empty for an agent without seats)."""
         seat_names = [seat for seat in self.played if seat]
         return {
             seat: Batch(self.tasks, self.group_size, {"": self.played[seat]}, self.failures)
@@ -72,16 +72,16 @@ class Batch:
 
     @cached_property
     def rewards(self) -> Floats:
-        """[P, G]: the reward of each episode, averaged over seats; NaN if the episode failed."""
+        """[P, G]: each episode's reward, averaged over seats (NaN if the episode failed)."""
         by_seat = [_reward_table(self, by_task) for by_task in self.played.values()]
         return np.asarray(np.mean(by_seat, axis=0))
 
     @cached_property
     def turn_rewards(self) -> Floats:
-        """[P, G, T]: the reward of each turn, in the order of play; NaN after an episode's end.
+        """[P, G, T]: each turn's reward, in the order of play, padded with NaN.
 
         Raises:
-            AttributeError: The agent has seats; use one of ``seats``.
+            AttributeError: The agent has seats. Use one of ``seats`` instead.
         """
         rows = [
             [turn for turn in row if not np.isnan(turn)]
@@ -92,25 +92,25 @@ class Batch:
 
     @property
     def turns(self) -> Floats:
-        """[P, G]: the number of turns of each episode; 0 if it failed."""
+        """[P, G]: the number of turns in each episode (0 if it failed)."""
         return np.asarray([[len(row) for row in task] for task in self.tokens])
 
     @cached_property
     def tokens(self) -> list[list[list[int]]]:
-        """[P, G, turns], nested: the number of sampled tokens per turn, in the order of play."""
+        """[P, G, turns] nested lists: number of sampled tokens per turn, in the order of play."""
         return self._episodes(lambda group: group.tokens)
 
     @cached_property
     def trajectories(self) -> list[list[Trajectory | None]]:
-        """[P, G], nested: the Cookbook's trajectories; None if the episode failed."""
+        """[P, G] nested lists: the Cookbook trajectories (None if the episode failed)."""
         rows = self._episodes(lambda group: group.trajectories)
         return [[trajectory or None for trajectory in task] for task in rows]
 
     def _episodes(self, values_of: Any) -> list[list[Any]]:
-        """[P, G], nested: each episode's value in ``values_of(group)``; [] if it failed."""
+        """[P, G] nested lists: ``values_of(group)`` by episode, with [] for failed episodes."""
         if self.seats:
             raise AttributeError(
-                f"This batch has the seats {', '.join(self.seats)}, and each seat has its own "
+                f"This batch has several seats ({', '.join(self.seats)}), which have different "
                 f"turns. Use batch.seats[{next(iter(self.seats))!r}]."
             )
         rows = list[list[Any]]()
@@ -122,9 +122,9 @@ class Batch:
         return rows
 
     def metrics(self) -> dict[str, float]:
-        """Return means over the batch, by the Cookbook's names: ``env/all/reward/total`` and so on.
+        """Return means over the batch, named as in the Cookbook: ``env/all/reward/total`` etc.
 
-        Each seat also has its own metrics, such as ``env/judge/reward/total``.
+        There are also metrics for each seat, such as ``env/judge/reward/total``.
         """
         groups, tags = list[TrajectoryGroup](), list[list[str]]()
         for seat, by_task in self.played.items():
@@ -144,34 +144,36 @@ class Batch:
         *,
         gamma: float | None = None,
     ) -> list[tinker.Datum]:
-        """Return the data to train on, with the advantage of every sampled token.
+        """Return the data to train on, with an advantage for each sampled token.
 
             await client.forward_backward_async(batch.data(), "importance_sampling")
 
         Args:
-            advantages: With "group", all tokens of an episode get its reward minus its group's
-                mean. Or pass numbers by episode [P, G], by turn [P, G, T] or by token [P, G, T, N],
-                as lists (ragged or padded) or an array, or a function from a ``Group`` to numbers
-                without P. With seats, pass one value for all seats, or a mapping from seats.
-                "group" compares each seat only with itself.
-            gamma: With "group": a turn's advantage is its discounted return minus the mean return
-                of that turn in the group. The return sums the rewards of this turn and later turns,
-                discounted by ``gamma`` per turn. None: all turns have the episode's advantage.
+            advantages: With "group", each token's advantage is the episode's reward minus the mean
+                reward of its group. You can also pass numbers per episode [P, G], per turn
+                [P, G, T] or per token [P, G, T, N], as lists (ragged or padded) or an array, or a
+                function that takes a ``Group`` and returns numbers without the P axis. With seats,
+                pass one value for all seats or a mapping from seats to values. "group" takes
+                the mean over episodes of the same seat.
+            gamma: Only for "group": a turn's advantage is its discounted return minus the mean
+                return of that turn in the group. The return is the sum of the rewards from this
+                turn on, discounted by ``gamma`` per turn. By default, all turns have the episode's
+                advantage.
 
         Returns:
             One datum per lineage (a linear conversation has one lineage), with ``target_tokens``,
-            ``logprobs`` and ``advantages``. Failed episodes have no datums.
+            ``logprobs`` and ``advantages``. There are no datums for failed episodes.
 
         Raises:
-            AdvantagesError: The advantages have the wrong shape, or are not finite.
+            AdvantagesError: The advantages have the wrong shape or are not finite.
         """
         if self.seats:
             if not isinstance(advantages, Mapping):
                 advantages = dict.fromkeys(self.seats, advantages)
             if advantages.keys() != self.seats.keys():
                 raise AdvantagesError(
-                    f"advantages has the seats {', '.join(map(str, advantages)) or 'none'}; the "
-                    f"batch has {', '.join(self.seats)}. Give all of them, or use one seat: "
+                    f"advantages has the seats {', '.join(map(str, advantages)) or 'none'}, but "
+                    f"the batch has {', '.join(self.seats)}. Pass all of them, or use one seat: "
                     f"batch.seats[{next(iter(self.seats))!r}].data(...)."
                 )
             by_seat = [s.data(advantages[name], gamma=gamma) for name, s in self.seats.items()]
@@ -185,7 +187,7 @@ class Batch:
         ]
 
     def _by_token(self, advantages: Any, gamma: float | None) -> list[ByToken]:
-        """Return [P]: the advantages of each group's episodes that did not fail."""
+        """Return [P]: the advantages of the episodes in each group, excluding failed ones."""
         if isinstance(advantages, str) or callable(advantages):
             method: Any = advantages
             return [

@@ -1,10 +1,11 @@
-"""``evert.models``: models that play and learn, each an adapter on a shared base.
+"""``evert.models``: creates models to play with and train, as adapters on a shared base model.
 
     with evert.embedded_engine(full_parameter=False):
         comp, rec = await evert.models("evert-tiny", ("compressor", "reconstructor"), rank=32)
 
-The embedded engine keeps a base in memory once for all its adapters. A step submits its
-forward-backward pass and its optimizer step together, so that a service does not wait in between.
+The embedded engine keeps a single copy of the base model in memory for all adapters. Each training
+step submits its forward-backward pass and its optimizer step together, so that a remote service
+doesn't have to wait in between.
 """
 
 import asyncio
@@ -46,10 +47,10 @@ class Model:
 
     Attributes:
         name: The model's name in logs.
-        client: Tinker's training client, to save, load, use custom losses and so on.
+        client: The Tinker training client, for saving, loading, custom losses and so on.
         renderer: The Cookbook renderer that formats its conversations.
-        context_length: Maximum tokens of a prompt and its reply together; None: unknown.
-        learning_rate: The default of ``step`` and ``sft``.
+        context_length: Maximum number of tokens in a prompt plus its reply (None: unknown).
+        learning_rate: Default learning rate for ``step`` and ``sft``.
     """
 
     name: str
@@ -67,12 +68,14 @@ class Model:
     # -- sampling ------------------------------------------------------------------------------
 
     async def rollout(self, agent: Agent | str, tasks: Sequence[Any], **settings: Any) -> Batch:
-        """Play episodes with the current weights: ``evert.rollout(agent, tasks, model, ...)``.
+        """Play episodes with the current weights.
+
+        This is the same as ``evert.rollout(agent, tasks, model, ...)``.
 
         Args:
             agent: The agent, or its import path.
-            tasks: P tasks; each gets a group of episodes.
-            **settings: Settings of ``evert.rollout``: ``group_size``, ``max_tokens``, ``seed``, ...
+            tasks: P tasks. A group of episodes is played for each of them.
+            **settings: Passed to ``evert.rollout``: ``group_size``, ``max_tokens``, ``seed``, ...
 
         Raises:
             EvertError: See ``evert.rollout``.
@@ -80,9 +83,9 @@ class Model:
         return await rollout(agent, tasks, self, **settings)
 
     async def sampler(self) -> tinker.SamplingClient:
-        """Return a client that samples from the current weights; later steps do not change it.
+        """Return a client that samples from the current weights and isn't affected by later steps.
 
-        Use it as a policy, or as a frozen model that agents call:
+        You can use it as a policy, or as a frozen model for agents to call:
         ``models={"judge": await model.sampler()}``.
         """
         steps = self._steps
@@ -95,26 +98,27 @@ class Model:
     async def logprobs(
         self, prompts: Sequence[Prompt], targets: Sequence[Target]
     ) -> list[LogProbs]:
-        """Return the current weights' log-probabilities of targets after prompts.
+        """Compute the log-probability of each target given its prompt, with the current weights.
 
             told, untold = await model.logprobs([f"Code: {code}", "Code: "], [text, text])
             gain = told.sum() - untold.sum()
 
         Args:
-            prompts: Each a string (one user message), messages, or token ids.
-            targets: The text after each prompt: token ids, or a string. A string after a string or
-                messages is an assistant message, so its end-of-turn token is scored, too.
+            prompts: Each prompt is a string (a user message), a list of messages, or token ids.
+            targets: What follows each prompt: a string or token ids. If the prompt is a string or
+                messages and the target is a string, the target is an assistant message, and its
+                end-of-turn token is scored too.
 
         Returns:
-            One array [T] per target, for its T tokens in order.
+            One array [T] per target, with the log-probabilities of its T tokens in order.
 
         Raises:
-            ModelInputError: There are not as many prompts as targets, or one of them is empty.
+            ModelInputError: The numbers of prompts and targets differ, or one of them is empty.
         """
         if isinstance(prompts, str) or isinstance(targets, str) or len(prompts) != len(targets):
             raise ModelInputError(
                 f"logprobs got prompts={prompts!r:.80} and targets={targets!r:.80}; expected two "
-                "lists of equal length."
+                "lists of the same length."
             )
         if not prompts:
             return []
@@ -134,27 +138,28 @@ class Model:
         learning_rate: float | None = None,
         grad_clip_norm: float = 0.0,
     ) -> dict[str, float]:
-        """Make one step of reinforcement learning.
+        """Take one reinforcement learning step.
 
-        Models learn concurrently if you await their steps together:
+        To train several models concurrently, await their steps together:
         ``await asyncio.gather(player.step(batch.seats["player"]), judge.step(...))``.
 
         Args:
-            batch: The episodes that this model played (with seats: ``batch.seats["judge"]``), or
-                datums.
-            loss: Tinker's name of the loss: "importance_sampling", "ppo", "cispo" and so on.
-            advantages: See ``batch.data``; ignored for datums, which already have advantages.
+            batch: The episodes that this model played (with seats, ``batch.seats["judge"]``), or
+                a list of datums.
+            loss: Name of a Tinker loss: "importance_sampling", "ppo", "cispo" and so on.
+            advantages: See ``batch.data``. Ignored for datums, which already have advantages.
             gamma: See ``batch.data``.
-            loss_config: Settings of the loss, such as ``{"clip_high_threshold": 1.3}``.
-            learning_rate: The learning rate of AdamW; None: the model's.
-            grad_clip_norm: Maximum gradient norm; gradients above it are scaled to it. 0: no limit.
+            loss_config: Settings for the loss, such as ``{"clip_high_threshold": 1.3}``.
+            learning_rate: AdamW learning rate (default: the model's).
+            grad_clip_norm: Maximum gradient norm, to which larger gradients are clipped (0: no
+                clipping).
 
         Returns:
-            Metrics of the loss and the optimizer: ``loss:sum``, ``optim/grad_norm`` and so on.
-            Empty, without a step, if there is nothing to learn from.
+            Loss and optimizer metrics: ``loss:sum``, ``optim/grad_norm`` and so on. If there is
+            no data to train on, no step is taken and the result is empty.
 
         Raises:
-            AdvantagesError: The advantages have the wrong shape, or are not finite.
+            AdvantagesError: The advantages have the wrong shape or are not finite.
         """
         data = batch.data(advantages, gamma=gamma) if isinstance(batch, Batch) else [*batch]
         if not data:
@@ -169,17 +174,19 @@ class Model:
         learning_rate: float | None = None,
         grad_clip_norm: float = 0.0,
     ) -> dict[str, float]:
-        """Make one step of supervised learning on the assistant's messages.
+        """Take one supervised learning step on the assistant messages.
 
         Args:
-            lessons: Each is a conversation (a list of messages in OpenAI's format) or a pair
-                ``(prompt, reply)`` as for ``logprobs``. All count equally, whatever their length.
-            learning_rate: The learning rate of AdamW; None: the model's.
-            grad_clip_norm: Maximum gradient norm; gradients above it are scaled to it. 0: no limit.
+            lessons: Each lesson is a conversation (a list of messages in OpenAI's format) or a
+                pair ``(prompt, reply)``, as in ``logprobs``. All lessons have equal weight,
+                regardless of their length.
+            learning_rate: AdamW learning rate (default: the model's).
+            grad_clip_norm: Maximum gradient norm, to which larger gradients are clipped (0: no
+                clipping).
 
         Returns:
-            ``nll``, the mean negative log-likelihood per token before the step, and metrics of
-            the loss and the optimizer. Empty if there are no lessons.
+            ``nll``, the mean negative log-likelihood per token before the step, and loss and
+            optimizer metrics. Empty if there are no lessons.
 
         Raises:
             ModelInputError: A conversation has no assistant message.
@@ -223,23 +230,24 @@ async def models(
     base_url: str | None = None,
     seed: int | None = None,
 ) -> tuple[Model, ...]:
-    """Create several models to train, each an adapter on one base.
+    """Create several models to train, as adapters on the same base model.
 
     Args:
-        base_model: A shipped base, a Hugging Face folder, or a model of the service.
-        names: The models' names in logs, all different.
-        rank: The rank of the adapters.
-        learning_rate: The default of ``step`` and ``sft``.
-        renderer_name: The Cookbook's name of the renderer; None: the renderer that fits the base.
-        base_url: URL of your own service; None: the engine in use.
-        seed: The seed of the adapters' initial weights; None: the engine's seed.
+        base_model: A bundled base model, a Hugging Face folder, or a model available on the
+            service.
+        names: Unique names for the models, used in logs.
+        rank: LoRA rank of the adapters.
+        learning_rate: Default learning rate for ``step`` and ``sft``.
+        renderer_name: Name of a Cookbook renderer (default: the one that matches the base model).
+        base_url: URL of your own service (default: the engine in use).
+        seed: Seed for initializing the adapters (default: the engine's seed).
 
     Returns:
-        The models, in the order of their names.
+        The models, in the same order as ``names``.
 
     Raises:
-        InvalidModelError: The names are not all different, there is no engine to train on, or the
-            Cookbook has no renderer for the base.
+        InvalidModelError: The names are not unique, no engine is in use, or the Cookbook has no
+            renderer for the base model.
     """
     _check_names(names)
     _check_engine(base_url)
@@ -264,7 +272,7 @@ async def models(
 def _check_names(names: Sequence[str]) -> None:
     if isinstance(names, str) or not names or len(set(names)) < len(names):
         raise InvalidModelError(
-            f"models got names={names!r}; expected a different name for each model, such as "
+            f"models got names={names!r}; expected a unique name for each model, such as "
             "('compressor', 'reconstructor')."
         )
 
@@ -273,8 +281,9 @@ def _check_engine(base_url: str | None) -> None:
     in_use = hasattr(tinker.ServiceClient, "engine")
     if not in_use and base_url is None and not os.environ.get("TINKER_API_KEY"):
         raise InvalidModelError(
-            "models found no engine: no TINKER_API_KEY is set, and no embedded engine is in use. "
-            "Call it inside `with evert.embedded_engine(full_parameter=False):`, or set a key."
+            "evert.models needs an engine, but TINKER_API_KEY is not set and no embedded engine is "
+            "in use. Call it inside `with evert.embedded_engine(full_parameter=False):`, or set "
+            "the API key."
         )
 
 
@@ -283,9 +292,9 @@ def _warn_of_copies(clients: Sequence[tinker.TrainingClient], base_model: str, r
     trains_all = hasattr(tinker.ServiceClient, "engine") and not clients[0].get_info().is_lora
     if trains_all:
         logger.warning(
-            "The embedded engine trains all weights of %s: rank=%s is ignored, and each of %s "
-            "models has its own copy of the base. embedded_engine(full_parameter=False) trains "
-            "adapters on one copy.",
+            "The embedded engine trains all weights of %s, so rank=%s is ignored, and each of the "
+            "%s models has a separate copy of the base model. To train adapters that share one "
+            "copy, use embedded_engine(full_parameter=False).",
             base_model,
             rank,
             len(clients),

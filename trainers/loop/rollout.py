@@ -1,9 +1,10 @@
-"""``evert.rollout``: plays episodes of tasks concurrently.
+"""``evert.rollout``: plays episodes concurrently.
 
     batch = await evert.rollout(agent, tasks, policy, group_size=8, max_tokens=64, seed=step)
 
-Each task is one group of the Cookbook (``ChatAgentGroupBuilder``). The tokens that a client samples
-depend on ``seed`` and on the indices of task, episode and seat, but not on the order of play.
+Each task becomes a Cookbook group (``ChatAgentGroupBuilder``). The sampled tokens depend on
+``seed`` and on the indices of the task, episode and seat, but not on the order in which episodes
+are played.
 """
 
 import asyncio
@@ -51,10 +52,10 @@ class InTraining(Protocol):
 
 
 Sampled: TypeAlias = tinker.SamplingClient | ServedSamplingClient | TokenCompleter
-"""Samples the replies to an agent's calls."""
+"""What can sample replies to an agent's calls."""
 
 Policy: TypeAlias = Sampled | InTraining
-"""A ``Sampled``, or a model in training, which samples with its current weights."""
+"""Like ``Sampled``, or a model in training, whose current weights are used."""
 
 
 async def rollout(
@@ -72,27 +73,28 @@ async def rollout(
     record: Recorder | None = None,
     **options: Unpack[EnvOptions],
 ) -> Batch:
-    """Play ``group_size`` episodes of each task.
+    """Play ``group_size`` episodes for each task.
 
-    Episodes that fail are left out (``batch.failures``), unless ``on_agent_error`` scores them.
+    Failed episodes are excluded (``batch.failures``), unless ``on_agent_error`` scores them.
 
     Args:
         agent: The agent, or its import path.
-        tasks: P tasks, or their import path; each gets a group of episodes.
-        policy: A sampling client, a model of ``evert.models``, or a ``TokenCompleter``, which has
-            its own limits and seeds. For an agent with seats, one for all, or a mapping from seats.
+        tasks: P tasks, or their import path. There is one group of episodes per task.
+        policy: A sampling client, a model from ``evert.models``, or a ``TokenCompleter`` (with its
+            own limits and seeds). With seats, pass one for all seats or a mapping from seats.
         group_size: G, the number of episodes per task.
-        seats: Names of the agent's trained roles, if there are several; or a mapping to policies.
-        max_tokens: Maximum tokens of a reply.
+        seats: Names of the agent's trained roles, or a mapping from these names to policies.
+        max_tokens: Maximum number of tokens in a reply.
         temperature: Sampling temperature.
-        seed: Seed of the sampling and of the agents' random numbers; pass a new seed for each step.
-        parallel: Maximum number of concurrent episodes; None: 16 per core, at most 256.
-        group_reward: Computes additional rewards that compare a group's trajectories.
-        record: Records every trajectory; None: no record.
-        **options: Of ``ChatAgentEnv``; ``renderer`` and ``context_length`` fit the base by default.
+        seed: Seed for sampling and for the agents' random numbers. Use a new seed for each step.
+        parallel: Maximum number of concurrent episodes (default: 16 per core, up to 256).
+        group_reward: Computes additional rewards by comparing a group's trajectories.
+        record: Records all trajectories, if set.
+        **options: ``ChatAgentEnv`` options. By default, ``renderer`` and ``context_length`` match
+            the base model.
 
     Raises:
-        AgentError: Every episode failed.
+        AgentError: All episodes failed.
         InvalidAgentError, InvalidDatasetError: See ``ChatAgentGroupBuilder``; or no task or policy.
     """
     tasks = _load(tasks)
@@ -111,7 +113,7 @@ async def rollout(
 def _load(tasks: Sequence[Any]) -> Sequence[Any]:
     sequence = load_tasks(tasks)
     if len(sequence) == 0:
-        raise InvalidDatasetError("rollout needs at least one task, got none.")
+        raise InvalidDatasetError("rollout got no tasks; expected at least one task.")
     return sequence
 
 
@@ -123,7 +125,7 @@ class _Draws:
     seed: int
 
     def policy(self, place: int, member: int, seat: int) -> TokenCompleter:
-        """Return a completer, given the indices of its task, its episode in the group, its seat."""
+        """Return a completer, given the indices of a task, an episode in its group, and a seat."""
         policy = self.policies[seat]
         if isinstance(policy, TokenCompleter):
             return policy
@@ -134,7 +136,7 @@ class _Draws:
 def _by_seat(
     policy: Policy | Mapping[str, Policy] | None, seats: Sequence[str] | Mapping[str, Policy]
 ) -> tuple[tuple[str, ...], list[Policy]]:
-    """Return names and policies of the seats; without seats, no names and one policy."""
+    """Return the names and policies of the seats. Without seats, return one policy and no names."""
     if policy is None and isinstance(seats, Mapping):
         policy = seats
     if policy is None:
@@ -147,7 +149,7 @@ def _by_seat(
     names = tuple(seats) or tuple(policy)
     if policy.keys() != set(names):
         raise InvalidDatasetError(
-            f"policy has the seats {', '.join(policy) or 'none'}; the agent has "
+            f"policy has the seats {', '.join(policy) or 'none'}, but the agent has "
             f"{', '.join(names) or 'none'}. Pass a policy for each seat, or one for all."
         )
     return names, [policy[seat] for seat in names]
@@ -158,14 +160,15 @@ def _check(policies: Sequence[object]) -> None:
         samples = isinstance(policy, TokenCompleter | InTraining) or hasattr(policy, "sample_async")
         if not samples:
             raise InvalidDatasetError(
-                f"The policy is {repr_of(policy)}; expected a sampling client, a model of "
-                "evert.models, or a TokenCompleter such as ScriptedPolicy. A sampling client of a "
-                "base: tinker.ServiceClient().create_sampling_client(base_model='evert-tiny')."
+                f"The policy is {repr_of(policy)}; expected a sampling client, a model from "
+                "evert.models, or a TokenCompleter such as ScriptedPolicy. To create a sampling "
+                "client for a base model, use "
+                "tinker.ServiceClient().create_sampling_client(base_model='evert-tiny')."
             )
 
 
 def _check_vocabularies(policies: Sequence[Policy]) -> None:
-    """Raise if models have different vocabularies, since all seats' prompts use one vocabulary."""
+    """Raise an error if the seats' vocabularies differ, since all prompts use the same one."""
     tokenizers: list[Any] = [
         policy.renderer.tokenizer for policy in policies if isinstance(policy, InTraining)
     ]
@@ -179,14 +182,14 @@ def _check_vocabularies(policies: Sequence[Policy]) -> None:
         first.get_vocab() != second.get_vocab() for first, second in pairwise(by_name.values())
     ):
         raise InvalidDatasetError(
-            f"The seats have models on different bases ({', '.join(map(str, by_name))}); expected "
-            "one base, because all seats use the same tokens. Use models of one base, for "
-            "example from one call of evert.models."
+            f"The seats' models have different base models ({', '.join(map(str, by_name))}), but "
+            "all seats must use the same tokens. Use models with the same base model, for example "
+            "from a single call to evert.models."
         )
 
 
 def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
-    """Return the options, with a renderer and context length that fit the first policy's base."""
+    """Unless set, take the renderer and context length from the first policy's base model."""
     sampled = [candidate for candidate in policies if not isinstance(candidate, TokenCompleter)]
     policy = sampled[0] if sampled else None
     _check_vocabularies(sampled)
@@ -212,7 +215,7 @@ class _GroupResult:
     by_seat: Sequence[TaskEpisodes]
     failures: Sequence[Failure]
     error: Exception | None
-    """The first error of an agent that ended an episode without a reward; None: no such error."""
+    """The first agent error that ended an episode without a reward, if any."""
 
 
 async def _play_all(
@@ -229,7 +232,7 @@ async def _play(
     policy_of: Callable[[int, int], TokenCompleter],
     places: asyncio.Semaphore,
 ) -> _GroupResult:
-    """Play a group, and always close its Envs."""
+    """Play a group, and close its Envs even if there is an error."""
     width = max(1, len(builder.seats))
 
     async def play_episode(member: int, envs: Sequence[Env]) -> list[Trajectory] | EvertError:
@@ -267,7 +270,7 @@ async def _add_rewards(
 ) -> list[TaskEpisodes]:
     flat = [trajectory for episode in ended.values() for trajectory in episode]
     places: list[Any] = [env for episode in envs for env in episode]
-    # compute_group_rewards sorts the transitions, so take their order first
+    # compute_group_rewards sorts the transitions, so save their order first
     order = [lineage_order(t, env.turn_lineages) for t, env in zip(flat, places, strict=True)]
     added = list[float]()
     if flat:
@@ -276,7 +279,7 @@ async def _add_rewards(
         for number, (_, metrics) in enumerate(pairs if builder.seats else ()):
             seat = builder.seats[number % len(builder.seats)]
             earned = math.fsum(turn.reward for turn in flat[number].transitions)
-            added[number] = metrics[f"seat/{seat}/reward"] - earned  # undoes the builder's shift
+            added[number] = metrics[f"seat/{seat}/reward"] - earned  # undo the builder's shift
     names = builder.seats or ("",)
     width = len(names)
     return [
@@ -296,7 +299,7 @@ def _batch(
     if not any(episodes.members for group in groups for episodes in group.by_seat):
         first = next(group.error for group in groups if group.error is not None)
         raise AgentError(
-            f"Every episode failed: {failures.summary()}. The first error: {first}"
+            f"All episodes failed: {failures.summary()}. First error: {first}"
         ) from first
     names = seats or ("",)
     by_seat = {seat: [group.by_seat[at] for group in groups] for at, seat in enumerate(names)}

@@ -1,7 +1,6 @@
-"""Converts texts and conversations to datums, and the output of a forward pass to ragged arrays.
+"""Converts text and conversations to datums, and the output of a forward pass to ragged arrays.
 
-In order: prompts with targets, whole conversations, and log-probabilities. If a text contains the
-name of a control token, the name stays text.
+Special-token strings inside a text are encoded as plain text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,20 +31,23 @@ Target: TypeAlias = str | Sequence[int]
 """A reply's text, or token ids."""
 
 Lesson: TypeAlias = Conversation | tuple[Prompt, Target]
-"""A conversation, or a prompt with the reply to learn."""
+"""A conversation, or a prompt with the reply to train on."""
 
 LogProbs: TypeAlias = NDArray[np.float32]
 """[T]: log-probabilities of a target's tokens, in order."""
 
 
 class ModelInputError(EvertError, ValueError):
-    """A model got prompts, targets or conversations that it cannot use."""
+    """The prompts, targets or conversations passed to a model are invalid."""
 
 
 def target_datum(
     renderer: PromptRenderer, prompt: Prompt, target: Target, reduction: Reduction = "none"
 ) -> tinker.Datum:
-    """Return the datum of a prompt and a target, whose weights are 1, or with "mean" sum to 1."""
+    """Return a datum for a prompt and target.
+
+    Each target token has weight 1. If ``reduction`` is "mean", the weights sum to 1 instead.
+    """
     if isinstance(target, str) and not _are_ids(prompt):
         messages = [*_messages(prompt), Message(role="assistant", content=target)]
         return _datum(renderer, messages, TrainOnWhat.LAST_ASSISTANT_MESSAGE, reduction)
@@ -53,8 +55,8 @@ def target_datum(
     after = renderer.spell(target) if isinstance(target, str) else [int(token) for token in target]
     if not before or not after:
         raise ModelInputError(
-            f"Got a prompt of {len(before)} tokens and a target of {len(after)}; expected at least "
-            "one token in each."
+            f"Got a prompt with {len(before)} tokens and a target with {len(after)} tokens; "
+            "expected at least one token in each."
         )
     model_input = tinker.ModelInput(chunks=chunks_of([*before, *after]))
     weights = torch.tensor([0.0] * (model_input.length - len(after)) + [1.0] * len(after))
@@ -62,7 +64,7 @@ def target_datum(
 
 
 def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
-    """Return the datum of a lesson; the weights of the assistant's tokens sum to 1."""
+    """Return a datum for a lesson. The weights of the assistant's tokens sum to 1."""
     if isinstance(lesson, tuple) and not isinstance(lesson[-1], Mapping):
         prompt, reply = cast("tuple[Prompt, Target]", lesson)
         return target_datum(renderer, prompt, reply, "mean")
@@ -70,8 +72,8 @@ def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
     if not any(message["role"] == "assistant" for message in messages):
         roles = ", ".join(message["role"] for message in messages) or "none"
         raise ModelInputError(
-            f"sft got a conversation with the roles: {roles}; expected an assistant message to "
-            "learn from: {'role': 'assistant', 'content': ...}."
+            f"sft got a conversation with the roles: {roles}; expected at least one assistant "
+            "message to train on: {'role': 'assistant', 'content': ...}."
         )
     return _datum(renderer, messages, TrainOnWhat.ALL_ASSISTANT_MESSAGES, "mean")
 
@@ -79,7 +81,7 @@ def lesson_datum(renderer: PromptRenderer, lesson: Lesson) -> tinker.Datum:
 def target_logprobs(
     output: tinker.ForwardBackwardOutput, data: Sequence[tinker.Datum]
 ) -> list[LogProbs]:
-    """Return one array per datum: the log-probabilities of the tokens with nonzero weight."""
+    """Return one array per datum, with the log-probabilities of tokens with nonzero weight."""
     return [
         np.asarray(arrays["logprobs"].to_numpy(), np.float32)[
             datum.loss_fn_inputs["weights"].to_numpy() != 0

@@ -1,9 +1,9 @@
-"""Reads runs, and draws the figures of runs, evaluations and sweeps.
+"""Load runs, and draw plots of runs, evaluations and sweeps.
 
 In reading order:
 
     run.py      reads a run folder
-    panels.py   the figures that runs have, and their metrics
-    figures/    draws single figures of runs, evaluations and sweeps
-    drawing.py  draws all figures of some runs, with a line for each run
+    panels.py   defines which metrics to plot for a run
+    figures/    functions to draw single plots of runs, evaluations and sweeps
+    drawing.py  draws all plots that compare several runs, with one line per run
 """

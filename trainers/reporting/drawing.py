@@ -1,4 +1,4 @@
-"""``draw_figures``: draws a PNG file for each metric of some runs, with a line for each run."""
+"""``draw_figures``: draw a PNG file for each metric, with one line per run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ from evert.trainers.reporting.run import Run
 
 TIME_SPENT = "time_spent.png"
 UNINFORMATIVE = ("log_path",)
-"""Settings that always differ between runs."""
+"""Settings to ignore, because they always differ between runs."""
 Stages = Sequence[Mapping[str, Any]]
-"""A run's steps, for ``Run.intervals``."""
+"""The steps of a run, for ``Run.intervals``."""
 
 
 def draw_figures(runs: Sequence[tuple[Run, Stages]], smooth: float, out: Path) -> None:
-    """Draw the figures of some runs into a folder.
+    """Draw all plots of some runs, and save them to a folder.
 
     Args:
         runs: At most ``MOST_LINES`` runs, each with its steps.
-        smooth: Weight of earlier values in the smoothed bold lines, from 0 to below 1.
-        out: The folder.
+        smooth: Smoothing factor of the bold lines, at least 0 and less than 1.
+        out: Output folder.
     """
     names = labels([run for run, _ in runs])
     keys = {key for run, _ in runs for row in run.rows for key in row}
@@ -45,7 +45,7 @@ def draw_figures(runs: Sequence[tuple[Run, Stages]], smooth: float, out: Path) -
 
 
 def reward_curve(run: Run, key: str, stages: Stages) -> Curve:
-    """Return a metric by step; curves of the two rewards have intervals if they have few points."""
+    """Return a metric by step, with confidence intervals if it is a reward with few points."""
     curve, halves = run.curve(key), run.intervals(key, stages)
     if not halves or len(curve.steps) >= FEW:
         return curve
@@ -53,10 +53,11 @@ def reward_curve(run: Run, key: str, stages: Stages) -> Curve:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Return a unique name for each run.
+    """Return a unique label for each run.
 
-    We use the run's name if that is unique; else the name with the settings that differ, if there
-    are at most two and the result is unique; else the folder's name, numbered if it repeats.
+    We use the run's name if it is unique. Otherwise we add the settings that differ, if there are
+    at most two of them and the result is unique. As a last resort, we use the folder's name, with a
+    number if several folders have the same name.
     """
     keys = differing_settings(runs)
     for label_keys in [], keys if len(keys) <= 2 else []:
@@ -72,7 +73,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Return the settings that differ between the runs that record them."""
+    """Return the settings whose recorded values differ between the runs."""
     keys = dict.fromkeys(key for run in runs for key in run.settings if key not in UNINFORMATIVE)
     return [
         key

@@ -1,4 +1,4 @@
-"""The figures of runs and their metrics, for the page and for PNG files."""
+"""Which metrics to plot for a run, on the page and as PNG files."""
 
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
@@ -21,7 +21,7 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
     "outcomes": {
         "Success in training": ("success", "share of episodes", SUCCESS),
         "Held-out success": ("held_out_success", "share of episodes", HELD_OUT_SUCCESS),
-        "Groups that teach":
+        "Groups to learn from":
             ("mixed_groups", "share of groups whose rewards differ", MIXED_GROUPS),
         "Episodes that failed": ("failed", "share of episodes", FAILED),
     },
@@ -42,19 +42,19 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
     },
     "tools": {
         "Tool calls": ("tool_calls", "calls per episode", f"{TRAIN}tools/calls"),
-        "Tool calls that did not parse":
+        "Tool calls that could not be parsed":
             ("tool_calls_unparsed", "calls per episode", f"{TRAIN}tools/calls_unparsed"),
         "Tool markup left in text":
             ("tool_markup", "replies per episode", f"{TRAIN}tools/markup_in_text"),
     },
 }  # fmt: skip
-"""Section -> title of a panel -> its file name without suffix, its unit, its metric."""
+"""File name without suffix, unit and metric of each panel, by section and title."""
 GAMES_OWN = "play"
-"""The section for games' own metrics (``Game.metrics``)."""
+"""Section for metrics defined by games (``Game.metrics``)."""
 
 
 def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
-    """Return all metrics of each game that has a metric among a run's keys."""
+    """Return all metrics of each game that has at least one metric among the run's ``keys``."""
     names = {key.removeprefix("test/").removeprefix(TRAIN) for key in keys}
     metrics = dict[str, Metric]()
     for game in games().values():
@@ -64,12 +64,12 @@ def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
 
 
 def panels_of(keys: Collection[str]) -> dict[str, Mapping[str, Panel]]:
-    """Return section -> title -> panel, from ``PANELS`` and from games with one of the keys."""
+    """Return panels by section and title. Games with a metric in ``keys`` add their own panels."""
     return {**PANELS, GAMES_OWN: own_panels(own_metrics(keys))}
 
 
 def own_panels(metrics: Mapping[str, Metric]) -> dict[str, Panel]:
-    """Return the panels of games' own metrics."""
+    """Return the panels for metrics defined by games."""
     panels = dict[str, Panel]()
     for name, metric in metrics.items():
         if "train" in metric.drawn:

@@ -1,16 +1,16 @@
-"""Reads a run folder as a ``Run``, for pages and figures.
+"""Read a run folder as a ``Run``, for pages and plots.
 
-``read_folder`` reads all files that exist; ``read_run`` refuses a folder that is not a run. The
-files are:
+``read_folder`` reads all files that exist, and ``read_run`` raises an error if the folder is not a
+run. The files are:
 
-    run.json         settings and machine; a run made with the Cookbook alone has config.json
+    run.json         settings and machine; the Cookbook's own runs have config.json instead
     evaluation.json  settings of an evaluation
-    metrics.jsonl    a row of numbers per step, from the first step on
+    metrics.jsonl    one row of metrics per step
     before.json      held-out scores of the untrained weights
-    result.json      held-out scores of a finished run's trained weights
+    result.json      held-out scores of the trained weights, once the run has finished
 
-Two metrics are derived: sampled tokens per episode, and success, which agents record under several
-names.
+Two metrics are computed here: sampled tokens per episode, and success, for which agents use
+different names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,46 +38,46 @@ CONFIG = "config.json"
 EPISODE_TOKENS = "report/ac_tokens_per_episode"
 SUCCESS, HELD_OUT_SUCCESS = "report/success", "test/report/success"
 SUCCESS_NAMES = ("success", "correct", "found", "solved", "won", "accuracy")
-"""Metrics with which agents record success; the first that a run has is used."""
+"""Names that agents use for success. We use the first one that exists in the run."""
 
 
 class ReportError(EvertError, ValueError):
-    """A report cannot be created: a path is not a run, an option is wrong, or writing fails."""
+    """A report cannot be created: a path is not a run, an option is invalid, or writing fails."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, finished or not; or an evaluation, or a folder that has only rollouts."""
+    """A run (finished or not), an evaluation, or a folder that only contains rollouts."""
 
     path: Path
     kind: Literal["run", "evaluation", "rollouts"]
     facts: dict[str, Any]
-    """``run.json``: name, command, engine, versions, ...; unknown facts are missing."""
+    """Content of ``run.json``: name, command, engine, versions, ... Unknown facts are missing."""
     settings: dict[str, Any]
     rows: list[dict[str, float]]
-    """Metrics of each step, in order; only finite numbers."""
+    """Metrics of each step, in order. Only contains finite numbers."""
     before: dict[str, Score]
     after: dict[str, Score]
-    """Held-out scores: "greedy" and "temperature_1"; empty if the weights were not scored."""
+    """Held-out scores ("greedy" and "temperature_1"), or empty if there are none."""
     final: float | None
-    """Held-out mean reward of the last weights, at temperature 1; None if unknown."""
+    """Mean held-out reward of the final weights at temperature 1, if known."""
     finished: bool
 
     @property
     def name(self) -> str:
-        """The recorded name, usually the game's, or else the folder's name."""
+        """The recorded name (usually the game), or else the folder's name."""
         return str(self.facts.get("name") or self.path.resolve().name)
 
     def curve(self, key: str) -> Curve:
-        """Return a metric by step; without points if the run did not record it."""
+        """Return a metric by step. The curve has no points if the metric was not recorded."""
         if key == HELD_OUT_REWARD:
             return curves(self.rows, self.final)[1]
         return read_curve(self.rows, key, before_step=key.startswith("test/"))
 
     def intervals(self, key: str, stages: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-        """Return half the 95 % interval of a mean reward by step; {} for other metrics.
+        """Return half the width of the mean reward's 95% interval by step; {} for other metrics.
 
-        ``stages`` are steps; ``half`` of a step is half the interval of its episodes' mean reward.
+        ``stages`` are rows with a split, a step and half the width of the interval (``half``).
         """
         if key not in (TRAIN_REWARD, HELD_OUT_REWARD):
             return {}
@@ -95,7 +95,7 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """Read the folder of a run, finished or not, or of an evaluation.
+    """Read the folder of a run (finished or not) or an evaluation.
 
     Raises:
         ReportError: The path is not such a folder, or its ``run.json`` is broken.
@@ -104,7 +104,7 @@ def read_run(path: Path) -> Run:
     if not run.facts and (path / files.RUN).exists():
         raise ReportError(
             f"{path / files.RUN} is broken; expected the file that `evert train` wrote. Restore "
-            "it. Without it, a report needs the Cookbook's config.json and metrics.jsonl."
+            "it, or remove it if the Cookbook's config.json and metrics.jsonl exist."
         )
     if not (run.facts or run.kind == "evaluation" or (run.settings and (path / METRICS).is_file())):
         raise ReportError(no_run(path))
@@ -112,7 +112,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_folder(path: Path) -> Run:
-    """Read a folder of any kind; files that are missing, broken or too large are left out."""
+    """Read any folder. Files that are missing, broken or too large are ignored."""
     facts, evaluation = read_json(path / files.RUN) or {}, read_json(path / files.EVALUATION)
     settings = (facts or evaluation or {}).get("settings") or read_json(path / CONFIG) or {}
     result = read_json(path / files.RESULT) or {}
@@ -134,7 +134,7 @@ def read_folder(path: Path) -> Run:
 
 
 def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the held-out reward that the Cookbook measured after the last step, or None."""
+    """Return the held-out reward that the Cookbook measured after the last step, if any."""
     after = rows[-1]["step"] + 1 if rows else 0
     last_rows = [row for row in read_jsonl(path / METRICS) if row.get("step") == after]
     scores = [row[HELD_OUT_REWARD] for row in last_rows if is_number(row.get(HELD_OUT_REWARD))]
@@ -142,7 +142,7 @@ def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None
 
 
 def read_rows(folder: Path) -> list[dict[str, float]]:
-    """Return a run's metrics by step (only finite numbers), with the derived metrics."""
+    """Return a run's metrics by step (finite numbers only), including derived metrics."""
     if not (files.fits(folder / METRICS) and files.fits(folder / files.BATCHES)):
         return []
     steps = read_steps(folder / METRICS)
@@ -162,7 +162,7 @@ def read_rows(folder: Path) -> list[dict[str, float]]:
 
 
 def _scores(value: object) -> dict[str, Score]:
-    """Return scores by way of sampling; none if another version of evert wrote them."""
+    """Return scores by sampling method, or {} if they were written by another version of evert."""
     ways = value.items() if isinstance(value, dict) else ()
     with suppress(ValueError):
         return {way: read_score(score) for way, score in ways}
@@ -170,12 +170,12 @@ def _scores(value: object) -> dict[str, Score]:
 
 
 def no_run(path: Path) -> str:
-    """Return a message: why a path is not a run, and which path to use instead."""
-    advice = "Name the folder of a run of `evert train`, which has a run.json."
+    """Return a message that explains why a path is not a run, and which path to use instead."""
+    advice = "Pass the folder of an `evert train` run, which contains a run.json."
     if path.is_dir():
         inside = sorted(str(file.parent) for file in path.glob(f"*/{files.RUN}"))[:6]
         hint = f"It contains runs: {' '.join(inside)}" if inside else advice
-        return f"{path} is not a run's folder: it has no readable {files.RUN}. {hint}"
+        return f"{path} is not a run folder: it has no readable {files.RUN}. {hint}"
     if path.exists():
-        return f"{path} is a file, not a run's folder. {advice}"
+        return f"{path} is a file, not a run folder. {advice}"
     return f"There is no folder {path}. {near_path(path) or advice}"

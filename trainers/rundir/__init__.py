@@ -1,10 +1,10 @@
-"""The files that a run leaves in its folder.
+"""Reading and writing the files in a run's folder.
 
 In reading order:
 
-    folder.py          the files of the folder, and its lock
-    metrics.py         a run's metrics by step
-    recorded.py        the rollouts that a run recorded
-    export_formats.py  those rollouts in the formats of other programs
-    trace_formats.py   those rollouts as traces
+    folder.py          the run folder and its lock
+    metrics.py         metrics by step
+    recorded.py        reading and changing recorded rollouts
+    export_formats.py  export formats for recorded rollouts
+    trace_formats.py   export formats that represent a rollout as a trace
 """

@@ -1,15 +1,15 @@
-"""The formats in which ``evert export`` writes recorded rollouts.
+"""Export formats for recorded rollouts (``evert export``).
 
-Each format is a function from the rollouts to the rows of a file.
+Each format is a function that converts rollouts to the rows of a file.
 
-    sft     conversations for supervised fine-tuning, which the Cookbook's chat_sl or TRL's
-            SFTTrainer renders to the sampled tokens: ``{"messages": [...], "tools": [...]}``
-    pairs   the first differing replies of each group's best and worst rollout, for TRL's
+    sft     conversations for supervised fine-tuning: ``{"messages": [...], "tools": [...]}``. The
+            Cookbook's chat_sl and TRL's SFTTrainer render them to the tokens that were sampled.
+    pairs   the best and worst rollout of each group, up to the first reply that differs, for TRL's
             DPOTrainer: ``{"prompt": [...], "chosen": [...], "rejected": [...]}``
-    atif    a trajectory per conversation, with the sampled tokens: Harbor's Agent Trajectory
-            Interchange Format
+    atif    one trajectory per conversation, including the sampled tokens, in Harbor's Agent
+            Trajectory Interchange Format
     training_trace, otel
-            ``trace_formats.py``
+            see ``trace_formats.py``
 """
 
 from collections import defaultdict
@@ -26,7 +26,7 @@ from evert.trainers.rundir.trace_formats import otel, place, rollout, training_t
 
 Row = dict[str, Any]
 Report = Callable[[str], None]
-"""Called with the reason for each rollout or conversation that is left out."""
+"""Called with the reason whenever a rollout or conversation is skipped."""
 
 ATIF = "ATIF-v1.8"
 
@@ -40,7 +40,7 @@ def sft(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
 
 
 def pairs(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
-    """Yield a row per group with unequal rewards: best and worst rollouts' last conversations."""
+    """Yield one row per group whose rewards differ, from the best and the worst rollout."""
     ends: dict[tuple[Any, ...], list[RolloutRecord]] = defaultdict(list)
     for record in records:
         with _errors_to(left_out):
@@ -58,14 +58,14 @@ def pairs(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
 
 def _group(record: RolloutRecord) -> tuple[Any, ...]:
     row, about = record.row, record.row["about"]
-    if "task_number" in about:  # an evaluation's
+    if "task_number" in about:  # recorded by an evaluation
         return row["split"], about["model"], about["task_number"], row["seat"]
     return row["iteration"], row["group_idx"], row["seat"]
 
 
 @contextmanager
 def _errors_to(left_out: Report) -> Iterator[None]:
-    """Report the errors of the block to ``left_out``: a record from elsewhere may be damaged."""
+    """Pass errors in the block to ``left_out``, because records from elsewhere may be damaged."""
     try:
         yield
     except RecordError as error:
@@ -91,7 +91,7 @@ def _pair(best: RolloutRecord, worst: RolloutRecord) -> Row:
 
 
 def atif(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
-    """Yield a trajectory per conversation, and per call whose reply the agent never read."""
+    """Yield one trajectory per conversation, and one per call that the agent gave up on."""
     for record in records:
         given_up = [*filter(record.is_given_up, range(record.turns))]
         for turn in [*record.last_turns(), *given_up]:
@@ -123,7 +123,7 @@ def _trajectory(record: RolloutRecord, last: int) -> Row:
 
 
 def _add_step(message: Mapping[str, Any], steps: list[Row]) -> None:
-    """Add an agent's message as a step, or a tool's result to the step that has the call."""
+    """Add a message as a new step, or a tool result to the step that made the call."""
     role = message["role"]
     if role == "tool":
         called = message.get("tool_call_id")
@@ -134,7 +134,7 @@ def _add_step(message: Mapping[str, Any], steps: list[Row]) -> None:
                 return
     sources = {"assistant": "agent", "system": "system", "developer": "system"}
     step = {"source": sources.get(role, "user"), "message": text_of(message)}
-    if step["source"] == "agent":  # the agent wrote this reply
+    if step["source"] == "agent":  # written by the agent, not sampled
         step |= {"llm_call_count": 0, **_calls(message)}
     steps.append(step)
 

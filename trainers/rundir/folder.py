@@ -1,10 +1,11 @@
-"""A run's folder, and the rules for using it.
+"""The run folder and how to use it.
 
-``docs/runs.md`` describes the files that users look at. The others are ``sampler.jsonl`` (what a
-task sampler received) and the trackers' ``tensorboard/``, ``wandb/`` and ``wandb.json``.
+``docs/runs.md`` describes the user-facing files. There are also ``sampler.jsonl`` (what a task
+sampler received), and ``tensorboard/``, ``wandb/`` and ``wandb.json`` for the trackers.
 
-Only one process at a time may use the folder (``.lock``). ``run.json`` is written first. Until the
-folder has something to resume from, the run counts as not begun, and another may replace it.
+A lock (``.lock``) ensures that only one process uses the folder. ``run.json`` is written first. As
+long as there is nothing to resume from, the run does not count as started, and a new run may
+replace it.
 """
 
 import itertools
@@ -32,35 +33,35 @@ PLOT, SAMPLES_MD, SAMPLES_JSONL = "learning_curve.png", "samples.md", "samples.j
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run's folder, with the results of a finished run."""
+    """A run's folder, which gives access to the results once the run has finished."""
 
     path: Path
     resumed: bool = False
-    """Whether the folder's run had begun when ``open_run`` opened it."""
+    """Whether the run had already started when ``open_run`` opened the folder."""
 
     @property
     def begun(self) -> bool:
-        """Whether the folder has a run that can be resumed."""
+        """Whether the folder contains a run that can be resumed."""
         paths = [self.path / name for name in (files.BEFORE, METRICS, CHECKPOINTS, WARM_UP)]
         return (self.path / files.RUN).is_file() and any(file.exists() for file in paths)
 
     @property
     def result(self) -> dict[str, Any]:
-        """The content of ``result.json``; empty until the run is finished."""
+        """Content of ``result.json``; empty until the run has finished."""
         return self.read_json(files.RESULT) or {}
 
     @property
     def before(self) -> dict[str, Any] | Any:
-        """Held-out scores of untrained weights, ``before["greedy"]["reward"]``; None: not scored.
+        """Held-out scores before training, like ``before["greedy"]["reward"]``.
 
-        The keys are ``greedy`` and ``temperature_1``. The type is ``Any`` rather than None, so
-        that a script with held-out tasks passes type checkers without a check for None.
+        The keys are ``greedy`` and ``temperature_1``. None if there are no scores. This is typed as
+        ``Any``, so that scripts with held-out tasks pass type checkers without checking for None.
         """
         return self._held_out("before")
 
     @property
     def after(self) -> dict[str, Any] | Any:
-        """Held-out scores of the trained weights, as in ``before``."""
+        """Held-out scores after training, in the same format as ``before``."""
         return self._held_out("after")
 
     def _held_out(self, when: str) -> dict[str, Any] | None:
@@ -69,14 +70,14 @@ class RunFolder:
 
     @property
     def plot(self) -> Path:
-        """The PNG file with the learning curve of a finished run."""
+        """PNG file with the learning curve, which exists once the run has finished."""
         return self.path / PLOT
 
     def write(self, name: str, text: str) -> None:
-        """Write a file atomically, without known secrets.
+        """Write a file atomically, with known secrets redacted.
 
         Raises:
-            RunFolderError: The file cannot be written; its old content is untouched.
+            RunFolderError: The file cannot be written. Its old content is kept.
         """
         files.write_whole(self.path / name, redacted(text).encode())
 
@@ -85,34 +86,34 @@ class RunFolder:
         self.write(name, json.dumps(value, indent=2) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """Return a JSON file's content; None if the file is missing or broken."""
+        """Return the content of a JSON file, or None if it is missing or invalid."""
         return files.read_json(self.path / name)
 
     def steps(self) -> list[dict[str, Any]]:
-        """Return the metrics of each step, in order; see ``metrics.read_steps``."""
+        """Return the metrics of all steps, in order; see ``metrics.read_steps``."""
         return read_steps(self.path / METRICS)
 
     def steps_done(self) -> int:
-        """Return the number of steps that a resumed run does not repeat."""
+        """Return the number of steps before the last checkpoint, which need not be repeated."""
         states = [record for record in self.checkpoints() if record.get("state_path")]
         return int(states[-1].get("batch") or 0) if states else 0
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Return the Cookbook's list of checkpoints, oldest first."""
+        """Return the Cookbook's list of checkpoints, from oldest to newest."""
         return read_jsonl(self.path / CHECKPOINTS)
 
 
 @contextmanager
 def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
-    """Keep other processes out of a folder inside the block; the setting ``key`` has its path."""
+    """Lock a folder inside the block. ``key`` is the setting that contains the folder's path."""
     lock = FileLock(path / LOCK)
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         raise RunFolderError(
-            f"Another process is {doing} in {path}. Wait until it ends, or stop it with "
-            f"Ctrl-C; to run both at the same time, choose another {key}."
+            f"Another process is {doing} in {path}. Wait until it finishes, or stop it with "
+            f"Ctrl-C. To run both at the same time, choose a different {key}."
         ) from None
     except OSError as error:
         raise files.cannot_write(path, error) from error
@@ -126,7 +127,7 @@ def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
 
 
 def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
-    """Check a command's output folder (None: a new one) as ``check_output`` does, and make it."""
+    """Create the output folder of a command, after checking it with ``check_output``."""
     path = named_folder(out, home, slug(name))
     check_output(path, home, marker)
     try:
@@ -137,21 +138,21 @@ def output_folder(out: str | None, home: str, name: str, marker: str) -> Path:
 
 
 def check_output(path: Path, home: str, marker: str) -> None:
-    """Refuse an output folder that has files, unless ``marker`` is one of them."""
+    """Raise an error if an output folder contains files, but no ``marker``."""
     with files.file_errors(path, "out"):
         strange = path.exists() and any(file.name != LOCK for file in path.iterdir())
     if strange and not (path / marker).is_file():
         raise RunFolderError(
-            f"{path} is not empty, and is not one of evert's {home}: it has no {marker}. Nothing "
-            f"was changed. Choose another out=, or leave it out for a new folder under {home}/."
+            f"{path} is not empty and is not one of evert's {home}: it has no {marker}. Nothing "
+            f"was changed. Choose a different out=, or omit it for a new folder in {home}/."
         )
 
 
 def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -> dict[str, Any]:
-    """Return the settings that a folder records; {} if it has no record.
+    """Return the settings recorded in a folder, or {} if there is no record.
 
-    Settings that this version of evert no longer has are left out. So is ``trust_remote_code``,
-    which a record from someone else must not set.
+    Settings that no longer exist in this version of evert are dropped. ``trust_remote_code`` is
+    dropped as well, because the record may come from someone else.
     """
     file = Path(log_path).expanduser() / name
     if not log_path or not os.path.lexists(file):
@@ -167,7 +168,7 @@ def recorded_settings(log_path: str | Path, kind: type, name: str = files.RUN) -
 
 
 def named_folder(path: str | None, home: str, name: str) -> Path:
-    """Return the folder at ``path``; None: a new one under ``home``, with the time in its name."""
+    """Return ``path``. If it is None, return a new folder in ``home``, named with a timestamp."""
     if path:
         return Path(path).expanduser()
     name += datetime.now().strftime("-%Y-%m-%d-%H%M%S")

@@ -1,4 +1,4 @@
-"""A run's metrics by step: ``read_steps`` joins what the Cookbook and evert wrote."""
+"""Read a run's metrics by step, combining the files written by the Cookbook and by evert."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,20 +9,21 @@ from evert.trainers.system.files import BATCHES, BEFORE, read_json, read_jsonl
 TRAIN_REWARD = "env/all/reward/total"
 HELD_OUT_REWARD = "test/env/all/reward/total"
 MIXED_GROUPS = "env/all/by_group/frac_mixed"
-"""Share of a step's groups whose rewards differ; only such groups have nonzero advantages."""
+"""Fraction of a step's groups whose rewards differ. Only these have nonzero advantages."""
 FAILED, SKIPPED = "rollout/failed", "rollout/skipped_batches"
-"""Share of failed episodes; 1 if a batch was skipped, with nothing to learn from, else 0."""
+"""Fraction of failed episodes; 1 if the batch was skipped because nothing could be learned."""
 LOST = "rollout/lost_groups"
-"""Groups of a step that were lost with a worker and played again; only in runs with workers."""
+"""How many groups were lost because a worker died, and played again. Only in runs with workers."""
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Return the metrics of each training step in a ``metrics.jsonl``, in order.
+    """Return the metrics of all training steps in a ``metrics.jsonl``, in order.
 
-    If a step was repeated, its last row counts. Where steps overlap, the Cookbook writes held-out
-    scores in separate rows. We add them to the rows of their steps, whose times exclude scoring.
-    We also add the metrics in ``batches.jsonl``. Rows that belong to no step are left out: since
-    0.6 the Cookbook's last rows have the last weights' scores, and totals.
+    If a step was repeated, we use its last row. In asynchronous runs, the Cookbook scores held-out
+    tasks during training, and writes the scores to separate rows. We merge them into their steps'
+    rows, whose times do not include this scoring. We also add the metrics from ``batches.jsonl``.
+    Rows that don't belong to a step are dropped: since version 0.6, the Cookbook also logs rows for
+    final scores and totals.
     """
     rows: dict[int, dict[str, Any]] = {}
     for row in read_jsonl(path):
@@ -36,9 +37,10 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 
 def with_before(row: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a row of metrics, at step 0 with the held-out reward of ``before.json``.
+    """Return a row of metrics, with the held-out reward from ``before.json`` at step 0.
 
-    The Cookbook scores the untrained weights again at step 0, in different episodes.
+    The Cookbook scores the untrained weights again at step 0, in different episodes, so its value
+    would differ from ``before.json``.
     """
     scores = (read_json(folder / BEFORE) or {}).get("scores") if row.get("step") == 0 else None
     at_temperature_1 = scores.get("temperature_1") if scores and HELD_OUT_REWARD in row else None
@@ -51,5 +53,5 @@ def _held_out(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_step(row: Mapping[str, Any]) -> bool:
-    """Return whether a training step wrote this metrics row; only such rows have progress."""
-    return "progress/done_frac" in row or "progress" in row  # RL; supervised training
+    """Return whether a metrics row is from a training step. Only those have progress metrics."""
+    return "progress/done_frac" in row or "progress" in row  # RL or supervised training

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[RolloutRecord]]":
-    """Yield the rollouts of a run; in a terminal, show a progress bar inside the block."""
+    """Yield the rollouts of a run, and show a progress bar if the output is a terminal."""
     size = sum(file.stat().st_size for file in record_files(Path(path)))
     from evert.bridge.records.record import read_records
 
@@ -31,20 +31,20 @@ def progress(path: str, doing: str, console: Console) -> "Iterator[Iterator[Roll
 
 
 def change_rows(file: Path, change: "Callable[[Row], bool]", part: str = "") -> bool:
-    """Change rows in a file of rollouts; the file is rewritten if a row changes.
+    """Change rows in a file of rollouts. The file is only rewritten if a row changed.
 
-    If a server appends to the file meanwhile, start again with the new content.
+    If a server appends to the file in the meantime, we start over with the new content.
 
     Args:
         file: The file.
-        change: Changes a row; returns whether it did.
-        part: Text that the rows to change contain; other rows are not parsed.
+        change: Modifies a row in place and returns whether it changed.
+        part: Only rows that contain this text are parsed and changed.
 
     Returns:
-        Whether a row was changed.
+        Whether any row was changed.
 
     Raises:
-        OSError: The file cannot be read, or cannot be written.
+        OSError: The file cannot be read or written.
     """
     while True:
         content = file.read_bytes()

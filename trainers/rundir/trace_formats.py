@@ -1,9 +1,9 @@
-"""Rollouts as traces of whole episodes, for programs that train on them or show them.
+"""Export formats that represent a rollout as a trace of the whole episode.
 
-training_trace   each call with its tokens, loss mask and log-probabilities: OpenEnv's
-                 ``TrainingTrace``
-otel             spans of the calls in OpenTelemetry's conventions for generative AI: an OTLP
-                 request in JSON, for Langfuse, Phoenix and the collector's file receiver
+training_trace   OpenEnv's ``TrainingTrace``: every call with its tokens, loss mask and
+                 log-probabilities
+otel             an OTLP request in JSON with spans that follow OpenTelemetry's GenAI conventions,
+                 for Langfuse, Phoenix and the collector's file receiver
 """
 
 import json
@@ -23,16 +23,16 @@ from evert.bridge.redaction import redacted_tree
 Row = dict[str, Any]
 
 INTERNAL, CLIENT = 1, 3
-"""Kinds of spans."""
+"""OTLP span kinds."""
 
 
 def place(record: RolloutRecord) -> str:
-    """Return a rollout's name, which is unique within its run."""
+    """Return a name for a rollout that is unique within its run."""
     return "-".join(str(record.row[key]) for key in ("split", "iteration", "group_idx", "traj_idx"))
 
 
 def rollout(record: RolloutRecord) -> Row:
-    """Return what evert reads back from its own traces: the fields of ``RolloutTrace``."""
+    """Return the ``RolloutTrace`` fields, which evert needs to read its own traces back."""
     return {key: record.row[key] for key in RolloutTrace.model_fields if key in record.row}
 
 
@@ -40,10 +40,10 @@ def rollout(record: RolloutRecord) -> Row:
 
 
 def training_trace(record: RolloutRecord) -> Row:
-    """Return the rollout's calls as a TrainingTrace; ``parent_id``: the call that a call continues.
+    """Return the rollout as a TrainingTrace. A call's ``parent_id`` is the call that it continues.
 
     Raises:
-        RecordError: There are no calls, or a TrainingTrace cannot represent one.
+        RecordError: There are no calls, or a TrainingTrace cannot represent one of them.
     """
     _check_called(record)
     turns = [_training_turn(record, turn) for turn in range(record.turns)]
@@ -53,16 +53,18 @@ def training_trace(record: RolloutRecord) -> Row:
 
 def _check_called(record: RolloutRecord) -> None:
     if not record.turns:
-        raise RecordError("An episode has no model call.")
+        raise RecordError("An episode has no model calls.")
 
 
 def _training_turn(record: RolloutRecord, turn: int) -> Row:
     step, prompt, action = record.row["steps"][turn], record.prompts[turn], record.action(turn)
     logprobs = action.maybe_logprobs
     if not all(isinstance(token, int) for token in prompt):
-        raise RecordError(f"The prompt of turn {turn} has images; a TrainingTrace has token ids.")
+        raise RecordError(
+            f"The prompt of turn {turn} contains images, but a TrainingTrace only has token ids."
+        )
     if logprobs is None or not all(map(math.isfinite, logprobs)):
-        raise RecordError(f"Turn {turn} lacks log-probabilities, which a TrainingTrace must have.")
+        raise RecordError(f"Turn {turn} has no log-probabilities, which a TrainingTrace requires.")
     call, parent = step.get("call", {}), step["prompt"]["after"]
     sampling = {key: call[key] for key in ("max_tokens", "stop") if key in call}
     return {
@@ -103,13 +105,13 @@ def _end(step: Row) -> str:
 
 
 def otel(record: RolloutRecord) -> Row:
-    """Return the rollout as a trace: a span of the agent, with a span for each call.
+    """Return the rollout as a trace, with a span for the agent and child spans for its calls.
 
-    A record has no timestamps, so the spans start at the time of export, a millisecond apart.
-    The same record always gets the same ids.
+    Records have no timestamps, so the spans start at the time of the export, with one millisecond
+    between them. The same record always gets the same ids.
 
     Raises:
-        RecordError: There are no calls, or their messages were not kept.
+        RecordError: There are no calls, or their messages were not recorded.
     """
     _check_called(record)
     row, now = record.row, time.time_ns()
@@ -165,7 +167,7 @@ def _chat(record: RolloutRecord, turn: int) -> Row:
 
 
 def _message(message: Mapping[str, Any]) -> Row:
-    """Return a message with its parts in the conventions' JSON schema."""
+    """Convert a message to the JSON schema of the GenAI conventions."""
     text, thought = text_of(message), message.get("reasoning_content")
     if message["role"] == "tool":
         answer = {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": text}

@@ -1,9 +1,10 @@
-"""The chat APIs of served models, for unchanged agents, without episodes or rewards.
+"""Chat APIs for served models, so that unmodified agents can call them outside of episodes.
 
-``ChatModel`` answers the requests to one model. As in training, later prompts of a conversation
-contain the token ids that were sampled. Conversations with the same first non-system message are
-kept in one book. Beyond ``keep`` tokens, the least recently used books are dropped; later prompts
-then tokenize their replies' text again.
+``ChatModel`` answers requests to one model. As in training, later prompts in a conversation contain
+the exact token ids that were sampled. Conversations that start with the same non-system message are
+kept together, in a ``_Book``. If all books together exceed ``keep`` tokens, the least recently used
+ones are dropped. When a dropped conversation continues, its past replies are tokenized again from
+text.
 """
 
 import asyncio
@@ -49,22 +50,22 @@ from evert.trainers.serving.streaming import LiveReply
 logger = logging.getLogger(__name__)
 
 KEPT_TOKENS = 2**21
-"""Default maximum of the tokens in all conversations that a model keeps."""
+"""Default limit for the number of tokens in all conversations that a model keeps."""
 
 CONVERSATION = 256
-"""Memory that a conversation or a book costs besides its tokens, expressed in tokens."""
+"""Memory overhead of a conversation or a book, converted to tokens."""
 
 BYTES = 32
-"""Bytes of a request that count as one token of memory; images, for example, are not tokens."""
+"""How many bytes of a request count as one token, to account for the memory of images."""
 
 RETRIES = 2
-"""How many times a reply is resampled if it does not have the requested format."""
+"""How many times to resample a reply that doesn't match the requested format."""
 
 KEPT_RESPONSES = 2**26
-"""Maximum characters of the responses that ``previous_response_id`` can name."""
+"""Maximum number of characters in the responses kept for ``previous_response_id``."""
 
 Sample = Callable[..., Awaitable[types.SampledSequence]]
-"""Samples from a prompt, sampling parameters, and a callback for the tokens so far (or None)."""
+"""Takes a prompt, sampling parameters, and a callback for the tokens so far (or None)."""
 
 
 @dataclass
@@ -82,13 +83,13 @@ class ChatModel:
     Args:
         sample: Samples a reply.
         renderer: Renders its prompts.
-        context: Tokens of its context; None if unknown.
-        max_tokens: Maximum tokens of a reply if the request sets no limit.
-        sampling: Sampling parameters for every reply; they override those of requests.
-        keep: Maximum tokens in all kept conversations.
+        context: The model's context length (None: unknown).
+        max_tokens: Maximum number of tokens in a reply if the request sets no limit.
+        sampling: Sampling parameters for all replies, which override those in requests.
+        keep: Maximum number of tokens in all kept conversations.
 
     Attributes:
-        records: The records, and this model's name in them; None: nothing is recorded.
+        records: The records and this model's name in them, or None if nothing is recorded.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class ChatModel:
         self._keep = keep
         self.records: tuple[ServedRecords, str] | None = None
         self._books: OrderedDict[bytes, _Book] = OrderedDict()
-        self.kept_tokens = 0  # tokens of the conversations that are kept
+        self.kept_tokens = 0  # number of tokens in all kept conversations
 
     async def reply(
         self,
@@ -123,13 +124,13 @@ class ChatModel:
 
         Args:
             request: The request.
-            sampling: The sampling parameters that the client requests.
-            live: Gets the tokens while they are sampled.
-            size: Bytes of the request's body.
-            reply_id: The id of the reply, for its record.
+            sampling: The sampling parameters requested by the client.
+            live: Receives the tokens while they are sampled.
+            size: Size of the request body in bytes.
+            reply_id: The reply's id in the records.
 
         Raises:
-            openai.BadRequestError: The request cannot be rendered, or its prompt is too long.
+            openai.BadRequestError: The request can't be rendered, or its prompt is too long.
         """
         book, conversation = await finished(self._observe(request, size))  # even if cancelled
         reader = partial(self._read, conversation, request)
@@ -164,7 +165,7 @@ class ChatModel:
     async def _observe(self, request: ChatRequest, size: int) -> tuple[_Book, Conversation]:
         book = await self._book(request)
         observe = partial(book.conversations.observe, request, "")
-        async with book.lock:  # a long text is rendered in a thread
+        async with book.lock:  # because long texts are rendered in another thread
             longest = None if self._context is None else self._context - 1
             conversation = await LongTexts(self.renderer, longest).render(observe, request)
         self._count(book, conversation, size)
@@ -195,7 +196,7 @@ class ChatModel:
                 **{"temperature": 1.0, **sampling, **self._fixed},
             )
         except ValueError as error:
-            raise bad_request(f"Cannot sample with {sampling!r:.200}: {error}") from error
+            raise bad_request(f"Can't sample with {sampling!r:.200}: {error}") from error
         if (fault := out_of_range(params)) is not None:
             raise bad_request(f"The request has {fault}.", param=fault.partition("=")[0])
         return params
@@ -207,7 +208,7 @@ class ChatModel:
         book = self._books.get(key)
         if book is None:
             book = self._books[key] = _Book(key, ConversationBook(self.renderer))
-            self._add(book, CONVERSATION)  # a book takes memory even if its first request fails
+            self._add(book, CONVERSATION)  # the book uses memory even if its first request fails
         else:
             self._books.move_to_end(key)
         return book
@@ -220,7 +221,7 @@ class ChatModel:
     def _add(self, book: _Book, tokens: int) -> None:
         book.tokens += tokens
         if self._books.get(book.key) is not book:
-            return  # the book was dropped meanwhile
+            return  # the book has been dropped in the meantime
         self.kept_tokens += tokens
         while self.kept_tokens > self._keep:
             _, oldest = self._books.popitem(last=False)
@@ -236,7 +237,7 @@ class ChatModel:
 
 
 def _check_format(reply: Reply, reply_format: ReplyFormat | None) -> tuple[Reply, str | None]:
-    """Return the reply in the requested format, and what is wrong with it, if anything."""
+    """Return the reply in the requested format, and a description of what is wrong, if anything."""
     if reply_format is None or reply.finish_reason == "length":
         return reply, None
     reply = reply_format.cleaned(reply)
@@ -244,7 +245,7 @@ def _check_format(reply: Reply, reply_format: ReplyFormat | None) -> tuple[Reply
 
 
 def _opening(request: ChatRequest, _: PromptRenderer, limit: int | None) -> bytes:
-    """Return a digest of the first non-system message, which agents share after a handoff."""
+    """Return a digest of the first non-system message, which stays the same after a handoff."""
     messages = (as_fields(message, index) for index, message in enumerate(request.messages))
     candidates = (
         message for message in messages if message.get("role") not in ("system", "developer")
@@ -256,7 +257,7 @@ def _opening(request: ChatRequest, _: PromptRenderer, limit: int | None) -> byte
 
 
 class ChatApi(Api):
-    """The chat APIs of several served models; ``records`` (if not None) keeps conversations."""
+    """Chat APIs for several served models. Conversations are saved in ``records``, if set."""
 
     def __init__(
         self, models: Mapping[str, ChatModel], records: ServedRecords | None = None
@@ -273,21 +274,21 @@ class ChatApi(Api):
         return [*self._models]
 
     def check_model(self, name: str) -> None:
-        """Raise the 404 for a model that is not served."""
+        """Raise a 404 error if the model is not served."""
         self._find(name)
 
     def renderer_of(self, request: ChatRequest) -> PromptRenderer:
-        """Return the renderer of the model that a request calls."""
+        """Return the renderer of the request's model."""
         return self._find(request.model).renderer
 
     async def hold_back(self, refusal: str) -> None:
-        """Do nothing: other clients' requests do not wait for a refused one."""
+        """Do nothing: one client's bad request must not delay the requests of others."""
 
     async def reply_to(self, call: ApiCall, live: LiveReply | None = None) -> Reply:
         """Return the reply to a call; see ``ChatModel.reply``.
 
         Raises:
-            openai.APIStatusError: The request was refused, or no reply could be sampled.
+            openai.APIStatusError: The request is invalid, or sampling failed.
         """
         sampling = call.dialect.sampling(call.body)
         try:
@@ -300,11 +301,11 @@ class ChatApi(Api):
         except EngineClosedError as error:
             raise server_error(503, str(error)) from error
         except Exception as error:
-            logger.warning("A request could not be answered.", exc_info=error)
+            logger.warning("A request failed.", exc_info=error)
             raise server_error(500, f"{type(error).__name__}: {error}") from error
 
     def _find(self, name: str) -> ChatModel:
-        """Return the model with this name; if only one model is served, any name means that one."""
+        """Return the model with this name. If only one model is served, any name refers to it."""
         if len(self._models) == 1:
             return next(iter(self._models.values()))
         if (model := self._models.get(name)) is None:

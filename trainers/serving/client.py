@@ -1,6 +1,7 @@
-"""``ServedSamplingClient``: a ``tinker.SamplingClient`` for a server that takes token ids.
+"""``ServedSamplingClient``: a ``tinker.SamplingClient`` for servers that accept token ids.
 
-It has the methods that the Cookbook and evert call, can be pickled, and connects when first called.
+It implements the methods that the Cookbook and evert call. It can be pickled, and only connects
+when it is first used.
 """
 
 import asyncio
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TIMEOUT = 600.0
-"""Seconds to wait for one response."""
+"""Seconds to wait for each response."""
 
 
 class ServedSamplingClient:
-    """Samples from a model behind vLLM's ``/v1/completions``, tokens in and tokens out.
+    """Samples from a model behind vLLM's ``/v1/completions`` API, with token ids in and out.
 
-    ``base_model`` defaults to ``model``. If ``dialect`` is None, the first call asks the server.
+    ``base_model`` defaults to ``model``. If ``dialect`` is None, it is determined from the server's
+    list of models on first use.
     """
 
     def __init__(
@@ -65,16 +67,16 @@ class ServedSamplingClient:
         include_prompt_logprobs: bool = False,
         **options: Any,
     ) -> types.SampleResponse:
-        """Sample replies, as ``tinker.SamplingClient`` does.
+        """Sample replies, like ``tinker.SamplingClient``.
 
         Raises:
-            SamplingRequestError: The server refuses the request, or cannot do what it asks.
+            SamplingRequestError: The server rejected the request or doesn't support it.
             EngineClosedError: The engine behind the server is closed.
-            ServingError: The server is unreachable, fails, or is unfit for training.
+            ServingError: The server is unreachable, failed, or is not suitable for training.
         """
         if any(options.values()):
             raise SamplingRequestError(
-                f"sample got {', '.join(options)}, which a served model does not compute. Leave "
+                f"sample got {', '.join(options)}, which served models don't support. Leave "
                 "them out."
             )
         if (fault := out_of_range(sampling_params)) is not None:
@@ -91,11 +93,11 @@ class ServedSamplingClient:
         )
 
     def sample(self, *args: Any, **options: Any) -> AwaitableConcurrentFuture[types.SampleResponse]:
-        """See ``sample_async``; the request runs on a background event loop."""
+        """Like ``sample_async``, but run the request on a background event loop."""
         return _in_background(self.sample_async(*args, **options))
 
     async def compute_logprobs_async(self, prompt: types.ModelInput) -> list[float | None]:
-        """Return each token's log-probability given the tokens before it; None for the first."""
+        """Return each prompt token's log-probability (None for the first token)."""
         is_evert = await self.dialect() is ServerKind.EVERT
         params = types.SamplingParams(max_tokens=0 if is_evert else 1)
         request = CompletionRequest(self.model, _text_tokens(prompt), params, prompt_logprobs=True)
@@ -104,38 +106,41 @@ class ServedSamplingClient:
     def compute_logprobs(
         self, prompt: types.ModelInput
     ) -> AwaitableConcurrentFuture[list[float | None]]:
-        """See ``compute_logprobs_async``."""
+        """Like ``compute_logprobs_async``, but run it on a background event loop."""
         return _in_background(self.compute_logprobs_async(prompt))
 
     async def request(self, request: CompletionRequest) -> CompletionAnswer:
-        """Send a request; see ``sample_async`` for errors."""
+        """Send a request. Raises the same errors as ``sample_async``."""
         dialect = await self.dialect()
         keep_alive = KEEP_ALIVE_EVERT if dialect is ServerKind.EVERT else KEEP_ALIVE
         url, body = f"{self.base_url}/completions", write_request(request, dialect)
         return read_answer(await ask(url, self._key, body, self._timeout, keep_alive), request)
 
     async def post(self, url: str, body: Mapping[str, Any]) -> bytes:
-        """Send JSON to another URL and return the response; see ``sample_async`` for errors."""
+        """Send JSON to a different URL and return the response.
+
+        Raises the same errors as ``sample_async``.
+        """
         return await ask(url, self._key, orjson.dumps(body), self._timeout)
 
     async def models(self) -> list[dict[str, Any]]:
-        """Return the server's descriptions of its models: ``id``, ``owned_by``, ..."""
+        """Return the server's list of models, with their ``id``, ``owned_by`` and so on."""
         content = await ask(f"{self.base_url}/models", self._key, None, self._timeout)
         try:
             return [dict(model) for model in orjson.loads(content)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise NotServedError(
                 f"{self.base_url}/models did not return a list of models: {content[:200]!r}. Pass "
-                "the URL of an OpenAI-compatible server; it usually ends in /v1."
+                "the URL of an OpenAI-compatible server, which usually ends in /v1."
             ) from error
 
     async def dialect(self) -> ServerKind:
-        """Return the kind of server; evert asks the server only once."""
+        """Return the type of server. It is requested only once."""
         if self._dialect is None:
             models = {str(model.get("id")): model for model in await self.models()}
             if self.model not in models:
                 raise NotServedError(
-                    f"{self.base_url} has no model {self.model!r}; it has "
+                    f"{self.base_url} does not serve the model {self.model!r}. Available models: "
                     f"{', '.join(map(repr, models)) or 'none'}. Pass one of these."
                 )
             self._dialect = ServerKind.of(models[self.model].get("owned_by"))
@@ -157,7 +162,7 @@ def _text_tokens(prompt: tinker.ModelInput) -> list[int]:
         return prompt.to_ints()
     except ValueError as error:
         raise SamplingRequestError(
-            "The prompt has a chunk that is not text, but a served model takes only token ids."
+            "The prompt contains a chunk that is not text, but served models only accept token ids."
         ) from error
 
 
@@ -167,7 +172,7 @@ def _in_background(work: Coroutine[Any, Any, Any]) -> AwaitableConcurrentFuture[
 
 @cache
 def _background() -> asyncio.AbstractEventLoop:
-    """Return an event loop for synchronous calls; it runs until the process ends."""
+    """Return the event loop for synchronous calls, which runs until the process exits."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="evert served samples", daemon=True).start()
     return loop

@@ -1,7 +1,7 @@
-"""Requests to a server that takes token ids; each event loop keeps its HTTP sessions.
+"""Sends requests to a token-id server. Each event loop keeps its own HTTP sessions.
 
-A session lives as long as its loop, because an asynchronous generator holds the session, and
-``asyncio.run`` closes generators. Rollouts with a loop each thus leave no session open.
+Sessions live as long as their event loop: each one is held by an asynchronous generator, which
+``asyncio.run`` closes. This way, rollouts that each run on a new loop don't leave sessions open.
 """
 
 import asyncio
@@ -17,18 +17,19 @@ from evert.trainers.engine.common.errors import EngineClosedError, SamplingReque
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
 
 KEEP_ALIVE, KEEP_ALIVE_EVERT = 4.0, 25.0
-"""Seconds that an idle connection is kept, less than servers keep it (uvicorn 5, evert 30). To
-connect again costs as much as four requests, and workers are idle during the training step."""
+"""How long to keep idle connections, in seconds. This must be shorter than the server's timeout
+(uvicorn 5, evert 30). Reconnecting takes as long as four requests, and workers are idle during
+training steps."""
 
 LONG_BODY = 2**20
-"""Size in bytes above which aiohttp wants a body as a stream."""
+"""Size in bytes from which aiohttp expects the body as a stream."""
 
 CONNECT_TIME = 30.0
-"""Maximum seconds to connect."""
+"""Connection timeout in seconds."""
 
 _Place = tuple[asyncio.AbstractEventLoop, float]
 _open: dict[_Place, tuple[aiohttp.ClientSession, AsyncGenerator[aiohttp.ClientSession]]] = {}
-"""(Event loop, keep-alive seconds) -> a session, and the generator that closes it."""
+"""Maps (event loop, keep-alive seconds) to a session and the generator that closes it."""
 
 
 async def ask(
@@ -38,7 +39,7 @@ async def ask(
     timeout: float,  # noqa: ASYNC109
     keep_alive: float = KEEP_ALIVE,
 ) -> bytes:
-    """POST JSON (GET if None), and return the body of the response within ``timeout`` seconds."""
+    """POST JSON, or GET if ``body`` is None. Return the response within ``timeout`` seconds."""
     headers = {"Content-Type": "application/json"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
@@ -47,20 +48,20 @@ async def ask(
     method = "GET" if body is None else "POST"
     data = io.BytesIO(body) if body is not None and len(body) >= LONG_BODY else body
     try:
-        with left_alone():  # inside an agent, evert would take this for a call of the policy
+        with left_alone():  # so that evert doesn't intercept this request inside an agent
             async with session.request(
                 method, url, data=data, headers=headers, timeout=limit
             ) as answer:
                 content = await answer.read()
     except TimeoutError as error:
         raise ServerGoneError(
-            f"{url} gave no answer within {timeout:g} s. Check that the server "
-            "is alive and not overloaded, or raise timeout=."
+            f"{url} did not respond within {timeout:g} s. Check that the server "
+            "is running and not overloaded, or raise timeout=."
         ) from error
     except (aiohttp.ClientError, OSError) as error:
         raise ServerGoneError(
-            f"{url} cannot be reached, or closed the connection ({type(error).__name__}: {error}). "
-            "Check that the server, or the trainer that serves its policy, is still running."
+            f"{url} could not be reached or closed the connection ({type(error).__name__}: "
+            f"{error}). Check that the server, or the trainer that runs it, is still running."
         ) from error
     if answer.status != 200:
         raise _failure(url, answer.status, content)
@@ -75,8 +76,8 @@ def _failure(url: str, status: int, content: bytes) -> Exception:
         return SamplingRequestError(message)
     if status == 404:
         return NotServedError(f"{url}: {message}")
-    advice = " Pass the server's key: api_key=." if status in (401, 403) else ""
-    return ServingError(f"{url} answered {status}, {kind or 'an error'}: {message}{advice}")
+    advice = " Pass the server's API key with api_key=." if status in (401, 403) else ""
+    return ServingError(f"{url} returned {status} ({kind or 'error'}): {message}{advice}")
 
 
 def _read_error(content: bytes) -> tuple[str, str]:

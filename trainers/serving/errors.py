@@ -3,26 +3,26 @@
     EvertError
     └── ServingError            (RuntimeError)     a server failed or is unusable
         ├── ServerGoneError     (ConnectionError)  it cannot be reached, or closed the connection
-        ├── NotServedError      (LookupError)      it does not serve the model, or no longer does
+        ├── NotServedError      (LookupError)      it doesn't serve the model (any more)
         └── UnfitServerError                       its responses cannot be used as training data
 
-If the server refuses a request (its prompt is too long, for example), the client raises the
-engine's ``SamplingRequestError``, as sampling without a server does.
+If the server rejects a request, for example because the prompt is too long, the client raises the
+same ``SamplingRequestError`` as the engine does when sampling without a server.
 """
 
 from evert.bridge.errors import EvertError
 
 
 class ServingError(EvertError, RuntimeError):
-    """A server that takes token ids failed, refused access, or is unusable."""
+    """A token-id server failed, denied access, or can't be used."""
 
 
 class ServerGoneError(ServingError, ConnectionError):
-    """The server cannot be reached, or closed the connection before it answered."""
+    """The server could not be reached, or closed the connection before responding."""
 
 
 class NotServedError(ServingError, LookupError):
-    """The server does not serve a model with this name, or no longer does."""
+    """The server doesn't serve a model with this name, or no longer does."""
 
 
 class UnfitServerError(ServingError):

@@ -1,7 +1,8 @@
-"""``ServedPolicy``: a Cookbook ``TokenCompleter`` that samples from a server of token ids.
+"""``ServedPolicy``: a Cookbook ``TokenCompleter`` that samples from a token-id server.
 
-Use it to evaluate, or collect rollouts from, weights that vLLM, llama.cpp's server or
-``evert serve`` serves. It returns the token ids that the server sampled, with log-probabilities.
+Use it to evaluate weights that are served with vLLM, llama.cpp or ``evert serve``, or to collect
+rollouts with them. It returns exactly the token ids that the server sampled, with their
+log-probabilities.
 """
 
 import asyncio
@@ -16,20 +17,22 @@ from evert.trainers.serving.server_check import check_server
 
 
 class ServedPolicy(TokenCompleter):
-    """Samples from a server that takes and returns token ids; picklable.
+    """Samples from a server that accepts and returns token ids. Can be pickled.
 
     The first call checks the server's token ids and log-probabilities (``server_check.py``).
 
     Args:
         base_url: The server's URL, for example ``http://127.0.0.1:8000/v1``.
         model: The model's name on the server.
-        api_key: The server's API key; None: no key.
-        max_tokens: Maximum tokens of a reply.
-        temperature: Sampling temperature; 0 for greedy. The log-probabilities are at temperature 1.
-        seed: Seed of the first reply; each later reply adds 1. None: the server chooses.
-        tokenizer: The tokenizer of the prompts (``env.renderer.tokenizer``), to compare with the
-            server's; None: not compared.
-        timeout: Seconds for one reply.
+        api_key: The server's API key, if it requires one.
+        max_tokens: Maximum number of tokens in a reply.
+        temperature: Sampling temperature (0: greedy). Log-probabilities are always at temperature
+            1.
+        seed: Seed for the first reply, which is incremented by 1 for each later reply (default:
+            chosen by the server).
+        tokenizer: The tokenizer used for the prompts (``env.renderer.tokenizer``). If set, the
+            first call checks that the server uses the same one.
+        timeout: Timeout for a reply, in seconds.
     """
 
     def __init__(
@@ -58,8 +61,8 @@ class ServedPolicy(TokenCompleter):
         """Sample the next reply.
 
         Raises:
-            SamplingRequestError: The server refuses the prompt, for example because it is too long.
-            ServingError: The server is unreachable, fails, or is unfit for training.
+            SamplingRequestError: The server rejected the prompt, for example because it's too long.
+            ServingError: The server is unreachable, failed, or is not suitable for training.
         """
         await self._check()
         params = tinker.SamplingParams(

@@ -1,7 +1,8 @@
-"""Records served conversations as rollouts; programs set their rewards later.
+"""Records served conversations as rollouts, whose rewards can be set later.
 
-A conversation is written when it has been idle for ``IDLE`` seconds, when the server drops its
-tokens, or when the server stops. If it continues later, its new turns are a separate rollout.
+A conversation is written to disk after it has been idle for ``IDLE`` seconds, when the server drops
+its tokens, or when the server stops. If it is continued after that, the new turns become a separate
+rollout.
 """
 
 import asyncio
@@ -38,23 +39,23 @@ from evert.trainers.rundir.recorded import change_rows
 logger = logging.getLogger(__name__)
 
 IDLE = 600.0
-"""Seconds after the last reply to a conversation before it is written."""
+"""Seconds after a conversation's last reply until it is written to disk."""
 
 FILE = 2**23
-"""Size in bytes after which a new file is started."""
+"""File size in bytes after which a new file is started."""
 
 ID = "id"
-"""Key in a transition's logs: the id of its reply."""
+"""Key of the reply's id in a transition's logs."""
 
 FEEDBACK = "feedback"
-"""Name of a metric that transitions have if a program set their reward."""
+"""Name of the metric that marks transitions whose reward was set through feedback."""
 
-_ID = re.compile(r"[0-9a-f]{12}[0-9]+$")  # see ``Api.new_id``; each API puts a prefix before it
+_ID = re.compile(r"[0-9a-f]{12}[0-9]+$")  # see ``Api.new_id``; each API adds a prefix
 
 
 @dataclass
 class _OpenConversation:
-    """A conversation that is not written yet, with the Env's attributes that a record needs."""
+    """A conversation that hasn't been written yet, with the Env attributes that a record needs."""
 
     agent: str
     renderer: Renderer
@@ -65,22 +66,22 @@ class _OpenConversation:
 
 
 async def feedback(records: "ServedRecords | None", content: bytes) -> ApiResponse:
-    """Set the reward of a reply from ``{"id": ..., "reward": ...}``; return the HTTP response."""
+    """Handle a feedback request (``{"id": ..., "reward": ...}``), which sets a reply's reward."""
     body: Any = json_object(content) or {}
     reply, reward = body.get("id"), body.get("reward")
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
     if not isinstance(reply, str) or not is_number or not math.isfinite(reward):
         return _refusal(
-            f'The feedback is {repr_of(body)}; expected {{"id": the id of a reply, "reward": a '
+            f'The feedback is {repr_of(body)}; expected {{"id": a reply\'s id, "reward": a '
             "number}."
         )
     if records is None:
-        return _refusal("Nothing is recorded here. Start the server with record=FOLDER.")
+        return _refusal("This server doesn't record replies. Start it with record=FOLDER.")
     is_recorded = await records.reward(reply, float(reward))
     if not is_recorded and records.share == 1:
         return _refusal(
-            f"No reply {reply!r:.80} is on record here. Send the id of a reply from this "
-            "server; old records may be deleted.",
+            f"No recorded reply has the id {reply!r:.80}. Send the id of a reply from this "
+            "server. (Old records may have been deleted.)",
             404,
         )
     return ApiResponse(200, json_bytes({"id": reply, "reward": reward, "recorded": is_recorded}))
@@ -91,17 +92,17 @@ def _refusal(message: str, status: int = 400) -> ApiResponse:
 
 
 class ServedRecords:
-    """The records of served models; used in the event loop that serves them.
+    """Records the conversations of served models. Must be used in the event loop that serves them.
 
     Args:
-        folder: Where to write; rollouts are written to numbered files in its folder ``rollouts``.
-        renderers: The renderer of each served model, by the model's name.
-        share: Share of the conversations that are written, above 0.
-        max_bytes: Maximum bytes of all files together; the oldest files are deleted.
+        folder: Output folder. Rollouts are written to numbered files in its ``rollouts`` subfolder.
+        renderers: Maps the names of the served models to their renderers.
+        share: Fraction of conversations to record, greater than 0.
+        max_bytes: Maximum total size of the files. When it is exceeded, the oldest are deleted.
         idle: See ``IDLE``.
 
     Raises:
-        OSError: The folder cannot be written to.
+        OSError: The folder is not writable.
     """
 
     def __init__(
@@ -118,12 +119,12 @@ class ServedRecords:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._recorder = Recorder(self._folder, share)
         self._max_bytes, self._idle = max_bytes, idle
-        self._renderers = {  # copies, because a thread makes the rows
+        self._renderers = {  # copied, because they are used in another thread
             name: with_tokenizer(prompts.renderer, deepcopy(prompts.renderer.tokenizer))
             for name, prompts in renderers.items()
         }
         self._rollouts: dict[Conversation, _OpenConversation] = {}
-        self._replies: dict[str, Transition] = {}  # by reply id, for rollouts not written yet
+        self._replies: dict[str, Transition] = {}  # by reply id, for rollouts not yet written
         self._is_recorded: WeakKeyDictionary[Conversation, bool] = WeakKeyDictionary()
         self._seen = 0  # number of conversations so far
         self._file = 1 + max((int(file.stem) for file in self._files()), default=0)
@@ -138,7 +139,7 @@ class ServedRecords:
         sampled: types.SampledSequence,
         reply_id: str | None,
     ) -> None:
-        """Keep a turn; call this before the conversation records the reply.
+        """Add a turn. Call this before adding the reply to the conversation.
 
         Args:
             model: The model's name.
@@ -146,7 +147,7 @@ class ServedRecords:
             request: The request.
             prompt: The prompt of the sampled reply.
             sampled: The sampled reply.
-            reply_id: The id of the reply; None: the client does not get it.
+            reply_id: The reply's id, or None if the reply is not sent to the client.
         """
         if conversation not in self._is_recorded:
             self._is_recorded[conversation] = self._recorder.takes(self._seen)
@@ -169,7 +170,7 @@ class ServedRecords:
         rollout.timer = loop.call_later(self._idle, self.write, conversation)
 
     def write(self, conversation: Conversation) -> None:
-        """Schedule a conversation to be written; do nothing if it has no unwritten turns."""
+        """Schedule a conversation to be written, unless it has no unwritten turns."""
         rollout = self._rollouts.pop(conversation, None)
         if rollout is None:
             return
@@ -180,14 +181,14 @@ class ServedRecords:
         self._writer.submit(self._write, rollout)
 
     async def reward(self, reply: str, reward: float) -> bool:
-        """Set the reward of a reply, replacing any earlier reward.
+        """Set a reply's reward, replacing the previous one if there is one.
 
         Args:
-            reply: The id that the client got.
+            reply: The reply's id, as sent to the client.
             reward: The reward.
 
         Returns:
-            Whether the reply is on record.
+            Whether the reply was found.
         """
         match = _ID.search(reply)
         if match is None:
@@ -200,7 +201,7 @@ class ServedRecords:
         return await loop.run_in_executor(self._writer, self._change, match[0], reward)
 
     def close(self) -> None:
-        """Write all conversations; call this after the event loop has ended."""
+        """Write all conversations. Call this after the event loop has stopped."""
         for conversation in [*self._rollouts]:
             self.write(conversation)
         self._writer.shutdown()
@@ -214,7 +215,7 @@ class ServedRecords:
         try:
             self._recorder.add([trajectory], [rollout], iteration=self._file, about=about)
             self._rotate()
-        except Exception as error:  # later conversations may still be written
+        except Exception as error:  # other conversations must still be recorded
             logger.warning("A conversation could not be recorded.", exc_info=error)
 
     def _rotate(self) -> None:

@@ -1,16 +1,17 @@
-"""``PolicyService``: serves this process's sampling clients over HTTP, to workers for example.
+"""``PolicyService``: serves this process's sampling clients over HTTP, for example to workers.
 
-    GET  /v1/models        the models that are served now
+    GET  /v1/models        the models that are currently served
     POST /v1/completions   vLLM's format, with token ids (``wire.py``)
-    POST ...               the chat APIs of the models passed to ``chat()`` (``chat.py``)
-    POST /v1/feedback      rewards of recorded replies (``recording.py``)
+    POST ...               chat APIs for the models passed to ``chat()`` (``chat.py``)
+    POST /v1/feedback      sets rewards of recorded replies (``recording.py``)
 
-The service has its own thread and event loop, so that a busy trainer does not keep workers waiting.
-Each request calls ``sample`` of a served client. The engine batches requests that arrive together,
-also with this process's own samples. Closing a connection cancels its request.
+The service runs on an event loop in its own thread, so that workers don't have to wait for a busy
+trainer. Each request calls ``sample`` on a served client. The engine batches requests that arrive
+together, including those made in this process. Closing a connection cancels its request.
 
-The key allows only sampling. The service refuses requests without the key and requests from web
-pages (``is_named``, ``is_from_here``). Traffic is plain HTTP, even beyond loopback.
+The key only permits sampling. The service rejects requests without the key and requests from web
+pages (``is_named``, ``is_from_here``). It always uses plain HTTP, even if it listens beyond
+loopback.
 """
 
 import asyncio
@@ -63,37 +64,38 @@ from evert.trainers.serving.wire import (
 logger = logging.getLogger(__name__)
 
 PEERS = 4096
-"""Maximum idle connections that have sent the key; if there are more, the oldest are closed."""
+"""Maximum number of idle authenticated connections, above which the oldest are closed."""
 
 BACKLOG = 4096
 WITHDRAWN = 256
-"""Number of withdrawn names that the service remembers, for clear errors."""
+"""How many withdrawn names to remember, for better error messages."""
 
 
 class PolicyService:
-    """Serves sampling clients of this process; a context manager.
+    """Serves this process's sampling clients. Can be used as a context manager.
 
     Args:
-        host: Interface to listen on. Beyond loopback, other machines can sample with the key, and
-            anyone who can read the traffic can read prompts and the key; a warning is logged.
-        port: Port to listen on; 0: any free port.
-        key: Key that every request must send; None: a random key.
+        host: Interface to listen on. With an interface other than loopback, other machines can
+            sample with the key, and anyone who can read the traffic can see the prompts and the
+            key. In this case, a warning is logged.
+        port: Port to listen on (0: any free port).
+        key: API key required in all requests (default: a random key).
 
     Attributes:
         url: For example ``http://127.0.0.1:41000/v1``.
-        key: The key.
+        key: The API key.
         requests: Number of sampling requests so far, including running ones.
 
     Raises:
-        OSError: The interface or the port is not available.
+        OSError: The interface or port is not available.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, key: str | None = None) -> None:
         if host not in LOOPBACK:
             logger.warning(
-                "The policy is served on %s over plain HTTP: anyone who can read the traffic can "
-                "read prompts, replies and the key. Use only a network that you trust, or put a "
-                "TLS proxy or an SSH tunnel in front.",
+                "The policy is served on %s over plain HTTP, so anyone who can read the traffic "
+                "can see prompts, replies and the API key. Use a trusted network, or put a TLS "
+                "proxy or an SSH tunnel in front.",
                 host,
             )
         self.key = key or f"evert-{secrets.token_urlsafe(24)}"
@@ -119,15 +121,15 @@ class PolicyService:
         self._thread.start()
 
     def offer(self, client: Any, name: str | None = None) -> ServedSamplingClient:
-        """Serve a client until it is withdrawn. Safe from any thread.
+        """Serve a client until it is withdrawn. Thread-safe.
 
         Args:
-            client: A ``tinker.SamplingClient`` of the embedded engine or the SDK.
-            name: The model's name; None: a new name. A client that is already served keeps its
+            client: A ``tinker.SamplingClient`` from the embedded engine or the SDK.
+            name: The model's name (default: a new name). A client that is already served keeps its
                 name.
 
         Returns:
-            A client for other processes; its pickle contains the key.
+            A client that can be passed to other processes. When pickled, it includes the key.
         """
         old_name = next((n for n, c in [*self._offered.items()] if c is client), None)
         name = old_name or name or f"policy-{next(self._names)}"
@@ -138,16 +140,16 @@ class PolicyService:
         )
 
     def chat(self, models: Mapping[str, ChatModel], records: ServedRecords | None = None) -> None:
-        """Also answer the chat APIs with these models, which sample with ``self.sample``.
+        """Enable the chat APIs for these models, which must sample with ``self.sample``.
 
         Args:
-            models: The models, by the names that clients use.
-            records: Records the conversations and takes feedback; None: feedback is refused.
+            models: Maps the names that clients use to models.
+            records: Records conversations and handles feedback. If None, feedback is rejected.
         """
         self._chat, self._records = ChatApi(models, records), records
 
     def sample(self, client: Any) -> Sample:
-        """Return a function that samples from an embedded engine's client, for a ``ChatModel``."""
+        """Return a function that samples from an embedded engine client, for a ``ChatModel``."""
         return partial(self._sample, client)
 
     async def _sample(
@@ -168,14 +170,14 @@ class PolicyService:
         return response.sequences[0]
 
     def withdraw(self, client: Any) -> None:
-        """Stop serving a client; do nothing if it is not offered."""
+        """Stop serving a client, if it is served."""
         for name, offered in [*self._offered.items()]:
             if offered is client:
                 self._withdrawn.append(name)
                 del self._offered[name]
 
     def close(self) -> None:
-        """Stop, close all connections and cancel their requests; later calls do nothing."""
+        """Stop the service, close all connections and cancel their requests. Idempotent."""
         if self._thread.is_alive() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._closing.set)
         if self._thread is not threading.current_thread():
@@ -228,8 +230,8 @@ class PolicyService:
             return error_answer(
                 404,
                 "NotFoundError",
-                f"{request.method} {path} is not served here. Use GET /v1/models or "
-                "POST /v1/completions, with token ids.",
+                f"{request.method} {path} is not available here. Use GET /v1/models, or "
+                "POST /v1/completions with token ids.",
             )
         body = await body_of(request)
         if isinstance(body, ApiResponse):
@@ -241,7 +243,7 @@ class PolicyService:
         except EngineClosedError as error:
             return error_answer(503, "EngineClosedError", str(error))
         except Exception as error:
-            logger.warning("A request to sample failed.", exc_info=error)
+            logger.warning("A sampling request failed.", exc_info=error)
             return error_answer(500, type(error).__name__, str(error))
 
     async def _answer_chat(self, api: ChatApi, request: web.BaseRequest) -> web.StreamResponse:
@@ -294,32 +296,32 @@ class PolicyService:
         names = ", ".join(self._offered) or "none"
         if name in self._withdrawn:
             message = (
-                f"The weights {name!r} are no longer served: they were withdrawn, usually for "
-                f"newer ones. Name weights that are offered now: {names}."
+                f"The weights {name!r} are no longer served, usually because they were replaced "
+                f"by newer ones. Currently available: {names}."
             )
         else:
-            message = f"No model {name!r} is served here. Name one that is offered: {names}."
+            message = f"No model {name!r} is served here. Currently available: {names}."
         return error_answer(404, "NotServedError", message)
 
 
 def _check_length(text: str, client: Any) -> None:
-    """Refuse a text that cannot fit: tokenizing it would take seconds and delay other requests."""
+    """Reject texts that can't fit: tokenizing them would delay other requests for seconds."""
     context = context_length_here(client.get_base_model())
     if context is None or len(text) <= context:
         return
     longest = max(map(len, client.get_tokenizer().get_vocab()))
     if len(text) > context * longest:
         raise SamplingRequestError(
-            f"The prompt has {len(text):,} characters; the model's context has {context:,} tokens "
-            f"of at most {longest} characters. Send a shorter prompt."
+            f"The prompt has {len(text):,} characters, but the model's context length is "
+            f"{context:,} tokens of at most {longest} characters each. Send a shorter prompt."
         )
 
 
 class _Arrivals:
-    """Passes calls and results from other threads to a loop, and wakes it once for many of them.
+    """Passes calls and results from other threads to an event loop in batches.
 
-    The engine finishes many sequences in one step. If each woke the loop, the engine's thread
-    would lose the interpreter lock each time.
+    The engine often finishes many sequences in one step. If each of them woke up the event loop
+    separately, the engine's thread would lose the GIL each time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -328,7 +330,7 @@ class _Arrivals:
         self._is_woken = False
 
     async def of(self, future: "Future[Any]") -> Any:
-        """Wait for a future's result; cancelling the wait cancels the future."""
+        """Wait for a future's result. Cancelling this also cancels the future."""
         waiter = self._loop.create_future()
         future.add_done_callback(lambda _: self.call(partial(_wake, waiter)))
         try:
@@ -339,17 +341,17 @@ class _Arrivals:
         return future.result()
 
     def call(self, function: Callable[[], object]) -> None:
-        """Schedule a call of a function in the loop. Safe from any thread."""
+        """Schedule a function to be called in the event loop. Thread-safe."""
         self._arrived.append(function)
         if not self._is_woken:
             self._is_woken = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the service is closed, so nothing waits for the result
+            except RuntimeError:  # the service is closed, so nobody is waiting for the result
                 self._is_woken = False
 
     def _deliver(self) -> None:
-        self._is_woken = False  # before the loop below: later arrivals must wake it again
+        self._is_woken = False  # must come first, so that later arrivals wake the loop again
         while self._arrived:
             self._arrived.popleft()()
 
@@ -368,14 +370,15 @@ def error_answer(status: int, kind: str, message: str) -> ApiResponse:
 _WRONG_KEY = error_answer(
     401,
     "AuthenticationError",
-    "The request does not have this service's key. Send `Authorization: Bearer KEY` with the key "
-    "of this service.",
+    "The request does not contain this service's API key. Send the header "
+    "`Authorization: Bearer KEY`.",
 )
 
 _MISNAMED = error_answer(
     403,
     "PermissionDeniedError",
-    "The request's Host is not this service, or the request comes from another host's web page "
-    "(Origin). Call the service by its address, by 'localhost', by this machine's name if it "
-    "listens beyond loopback, or by the name in host=; not from a web page.",
+    "The request's Host header does not match this service, or it was sent by a web page on "
+    "another host (Origin header). Don't connect from a web page. Use the service's address, "
+    "'localhost' or the name in host=. If the service listens beyond loopback, this machine's "
+    "name works too.",
 )

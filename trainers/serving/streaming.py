@@ -1,10 +1,11 @@
-"""``LiveReply``: parses a reply while it is sampled, for a stream of events.
+"""``LiveReply``: parses a reply while it is being sampled, to stream it as events.
 
-The tokens sampled so far are parsed as if the reply had been cut there. Only text that later tokens
-cannot change is sent. Trailing white space, an incomplete character, the beginning of a stop
-string and unclosed reasoning wait for more tokens. If the client offers tools, everything from the
-first character that may begin a tool call waits for the end of the reply. The pieces add up to the
-reply, except that reasoning after the start of the text is left out: no API has a place for it.
+The tokens sampled so far are parsed as if the reply had been truncated at that point. We only send
+text that can't be changed by later tokens, so trailing whitespace, incomplete characters, the
+start of a stop string and unclosed reasoning are held back until there are more tokens. If the
+client offers tools, everything from the first character that might start a tool call is held back
+until the reply is complete. Concatenating the pieces gives the reply, except for reasoning after
+the start of the text, which is omitted because none of the APIs can represent it.
 """
 
 import asyncio
@@ -25,13 +26,13 @@ from evert.bridge.clients.http.calls_and_retries import PING_EVERY
 from evert.bridge.clients.http.connections import being_read, send, whole
 
 SHORTEST_PAUSE = 0.02
-"""Minimum seconds between two parses of a reply."""
+"""Minimum number of seconds between two parses of a reply."""
 
 SHARE = 20
-"""A pause is this many times as long as a parse, so that parsing takes at most 5% of a core."""
+"""Pause for this many times the duration of a parse, so that parsing uses at most 5% of a core."""
 
 _MARK = re.compile(r"</?(?:[|｜]|think|tool_|function|parameter|arg_|.{0,10}$)", re.DOTALL)
-"""Markup that a parser may remove from a text, also if incomplete at the text's end."""
+"""Markup that a parser might remove from a text, including incomplete markup at the end."""
 
 _MAY_BEGIN_A_CALL = re.compile(r"[<\[{`|\u2581-\u259f]|functools|^\s")
 
@@ -42,7 +43,7 @@ class LiveReply:
     """A reply that is being sampled.
 
     Args:
-        request: The request that it answers.
+        request: The request that is being answered.
     """
 
     def __init__(self, request: ChatRequest) -> None:
@@ -55,24 +56,24 @@ class LiveReply:
         self._reply: asyncio.Future[Reply] | None = None
 
     def begin(self, reader: Read, prompt_tokens: int, *, is_thought: bool) -> None:
-        """Note that the prompt was accepted.
+        """Mark the prompt as accepted.
 
         Args:
-            reader: Parses tokens as a reply that was cut after them.
-            prompt_tokens: Number of tokens of the prompt.
-            is_thought: Whether the prompt opens reasoning that ``reader`` does not recognise until
-                it is closed.
+            reader: Parses tokens as a truncated reply.
+            prompt_tokens: Number of tokens in the prompt.
+            is_thought: Whether the prompt opens a reasoning block that ``reader`` only recognises
+                once it is closed.
         """
         self._reader, self.prompt_tokens, self._is_thought = reader, prompt_tokens, is_thought
         self._has_begun.set()
 
     def add(self, tokens: list[int]) -> None:
-        """Set the tokens sampled so far; call this in the event loop."""
+        """Set the tokens sampled so far. Must be called in the event loop."""
         self._tokens = tokens
         self._arrived.set()
 
     async def wait_for_begin(self, reply: "asyncio.Future[Reply]") -> bool:
-        """Wait for ``begin``, and return True; False if ``reply`` ended or was refused first."""
+        """Wait for ``begin`` and return True, or False if ``reply`` finishes or fails first."""
         self._reply = reply
         reply.add_done_callback(lambda _: self._arrived.set())
         waiting = asyncio.ensure_future(self._has_begun.wait())
@@ -84,7 +85,7 @@ class LiveReply:
         return not reply.done()
 
     async def thoughts(self) -> AsyncIterator[str]:
-        """Yield the pieces of the reply's reasoning."""
+        """Yield the reply's reasoning in pieces."""
         prefix = ""
         while True:
             reply, is_over = await self._next()
@@ -97,7 +98,7 @@ class LiveReply:
                 return
 
     async def text(self) -> AsyncIterator[str]:
-        """Yield the pieces of the reply's text."""
+        """Yield the reply's text in pieces."""
         prefix, reply, is_over = "", self._latest, self._is_over
         while True:
             if reply is not None:
@@ -114,7 +115,7 @@ class LiveReply:
         return self._reply is not None and self._reply.done()
 
     async def _next(self) -> tuple[Reply | None, bool]:
-        """Wait for more tokens; return the reply so far, and whether it is complete."""
+        """Wait for more tokens. Return the reply so far and whether it is complete."""
         assert self._reply is not None
         assert self._reader is not None
         await self._arrived.wait()
@@ -129,7 +130,7 @@ class LiveReply:
         return self._latest, self._is_over
 
     def _ready_text(self, reply: Reply) -> str:
-        """Return the part of a reply's text that later tokens cannot change."""
+        """Return the part of a reply's text that can't be changed by later tokens."""
         text, request = reply.text, self._request
         is_unclosed = self._is_thought and reply.reasoning is None
         if request.format is not None or reply.tool_calls or is_unclosed:
@@ -148,7 +149,7 @@ async def stream_reply(
     call: ApiCall,
     reply_to: Callable[[ApiCall, LiveReply], Awaitable[Reply]],
 ) -> web.StreamResponse:
-    """Stream a reply while it is sampled; a refusal before the first token sets the HTTP status."""
+    """Stream a reply while it is sampled. Errors before the first token set the HTTP status."""
     live = LiveReply(call.request)
     reply = asyncio.ensure_future(reply_to(call, live))
     try:
@@ -177,7 +178,7 @@ async def _encode_events(
         prompt_tokens=live.prompt_tokens,
         completion_tokens=0,
     )
-    body = {**call.body, "store": False}  # store the complete reply, not this empty beginning
+    body = {**call.body, "store": False}  # only store the complete reply, not this empty one
     head = call.dialect.write(empty, call.request, call.number, body)
 
     async def text() -> AsyncIterator[str]:
@@ -196,7 +197,7 @@ async def _encode_events(
 
 
 async def _with_pings(pieces: AsyncIterator[bytes], ping: bytes) -> AsyncIterator[bytes]:
-    """Yield the pieces, and a ping after every ``PING_EVERY`` seconds without a piece."""
+    """Yield the pieces, with a ping after every ``PING_EVERY`` seconds without a piece."""
     while True:
         piece = asyncio.ensure_future(anext(pieces, None))
         try:
@@ -214,6 +215,6 @@ async def _with_pings(pieces: AsyncIterator[bytes], ping: bytes) -> AsyncIterato
 
 
 def _without_open_end(text: str) -> str:
-    """Return a text without an end that may be incomplete markup or an incomplete character."""
+    """Strip the end of a text if it may be incomplete markup or an incomplete character."""
     mark = _MARK.search(text)
     return (text if mark is None else text[: mark.start()]).rstrip("\ufffd").rstrip()

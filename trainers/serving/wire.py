@@ -1,16 +1,16 @@
-"""The bodies of ``/v1/completions`` with token ids; no other module knows their format.
+"""Encodes and decodes the bodies of ``/v1/completions`` requests and responses with token ids.
 
     CompletionRequest  prompt and sampling parameters
     write_request      request -> bytes, for clients
     read_request       bytes -> request, for our server
-    CompletionAnswer   the sampled sequences, and the log-probabilities of the prompt
+    CompletionAnswer   the sampled sequences and the prompt's log-probabilities
     write_answer       answer -> bytes, for our server
     read_answer        bytes -> answer, for clients
 
-The format is vLLM's (``return_token_ids``). Only our own server gets ``detokenize: false``, to
-leave out texts, and ``max_tokens: 0`` with ``prompt_logprobs``, to score a prompt without sampling.
-llama.cpp's server takes slightly different fields, and returns one entry per token
-(``ServerKind``). Log-probabilities are float32 values, written exactly in decimal.
+The format is vLLM's (``return_token_ids``). Two options are only sent to our own server:
+``detokenize: false``, to omit texts, and ``max_tokens: 0`` with ``prompt_logprobs``, to score a
+prompt without sampling. llama.cpp's server uses slightly different fields and returns one entry per
+token (``ServerKind``). Log-probabilities are float32 values in exact decimal notation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +28,9 @@ from evert.trainers.serving.errors import UnfitServerError
 
 PROMPT_LOGPROBS = "prompt_logprobs"
 MAX_TOKENS = 16
-"""Default of ``max_tokens``; ``null``: as many as the context allows."""
+"""Default for ``max_tokens``. (``null`` means as many as the context allows.)"""
 MOST_REPLIES = 256
-"""Maximum replies per request, since all stay in memory until the last is sampled."""
+"""Maximum number of replies per request, since they stay in memory until all are sampled."""
 
 _REQUIRED: Any = object()
 
@@ -49,20 +49,20 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),
     "prompt_embeds": (None,),
 }
-"""vLLM's fields that we do not support -> the values without effect, which we accept."""
+"""vLLM fields that we don't support, mapped to values that have no effect, which we accept."""
 
 
 class ServerKind(Enum):
-    """The kind of a server, from ``owned_by`` in its ``/v1/models``."""
+    """The type of a server, according to ``owned_by`` in its ``/v1/models``."""
 
     EVERT = "evert"
     LLAMA_CPP = "llamacpp"
     VLLM = "vllm"
-    """Or any other server with vLLM's API."""
+    """vLLM, or any other server with the same API."""
 
     @classmethod
     def of(cls, owner: object) -> "ServerKind":
-        """Return the kind of a server from ``owned_by`` of its models."""
+        """Return the type of a server from its models' ``owned_by``."""
         return next((dialect for dialect in cls if dialect.value == owner), cls.VLLM)
 
 
@@ -72,9 +72,9 @@ class CompletionRequest:
 
     model: str
     prompt: list[int] | str
-    """Token ids, or a text that the server tokenizes."""
+    """Token ids, or text for the server to tokenize."""
     params: types.SamplingParams
-    """If ``max_tokens`` is 0, the prompt is scored and nothing is sampled."""
+    """If ``max_tokens`` is 0, the prompt is only scored and nothing is sampled."""
     count: int = 1
     prompt_logprobs: bool = False
     texts: bool = False
@@ -82,20 +82,20 @@ class CompletionRequest:
 
 @dataclass(frozen=True)
 class CompletionAnswer:
-    """The answer to a request."""
+    """The response to a request."""
 
     sequences: list[types.SampledSequence]
     prompt_logprobs: list[float | None] | None = None
-    """One per token, None for the first token; None: not requested."""
+    """One value per prompt token (None for the first), or None if not requested."""
     prompt_ids: list[int] | None = None
-    """The prompt's ids on the server; None: not in the answer."""
+    """The prompt's ids according to the server, or None if it didn't return them."""
 
 
 # -- requests ------------------------------------------------------------------------------------
 
 
 def write_request(request: CompletionRequest, dialect: ServerKind = ServerKind.EVERT) -> bytes:
-    """Return the body of a request to a server of this kind."""
+    """Encode a request for a server of the given type."""
     params = request.params
     body: dict[str, Any] = {
         "model": request.model,
@@ -110,7 +110,7 @@ def write_request(request: CompletionRequest, dialect: ServerKind = ServerKind.E
         PROMPT_LOGPROBS: 0 if request.prompt_logprobs else None,
     }
     if dialect is ServerKind.LLAMA_CPP:
-        # other samplers would truncate the distribution; logprobs=0 would return no logprobs
+        # by default, llama.cpp truncates the distribution; with logprobs=0 it returns no logprobs
         cut = [name for name in ("top_k", "top_p") if body[name] is not None]
         body |= {"logprobs": 1, "samplers": ["temperature", *cut]}
     else:
@@ -124,25 +124,25 @@ def write_request(request: CompletionRequest, dialect: ServerKind = ServerKind.E
 
 
 def _written_stop(stop: str | Sequence[str] | Sequence[int] | None, dialect: ServerKind) -> Any:
-    """Return fields for stops as in Tinker, where a request's stops replace the model's own."""
+    """Return the stop fields. As in Tinker, stops in a request replace the model's stop tokens."""
     if stop is None:
         return {}
     items = [stop] if isinstance(stop, str) else list(stop)
     flags = (
         {} if dialect is ServerKind.LLAMA_CPP else {"ignore_eos": True}
-    )  # llama.cpp bans the token
+    )  # llama.cpp's ignore_eos bans the end token entirely
     if all(isinstance(item, int) for item in items):
         return {"stop_token_ids": items, **flags}
     return {"stop": items, "include_stop_str_in_output": True, **flags}
 
 
 def read_request(content: bytes) -> CompletionRequest:
-    """Read a request from its body."""
+    """Parse a request body."""
     try:
         body = orjson.loads(content)
     except ValueError as error:
         raise SamplingRequestError(
-            f"The body is not JSON: {error}. Send a JSON object, as to vLLM's /v1/completions."
+            f"The body is not JSON: {error}. Send a JSON object, as for vLLM's /v1/completions."
         ) from None
     if not isinstance(body, dict):
         raise SamplingRequestError(
@@ -152,11 +152,11 @@ def read_request(content: bytes) -> CompletionRequest:
     for name, neutral in NOT_SERVED.items():
         if body.get(name) not in neutral:
             raise SamplingRequestError(
-                f"{name}={_short_repr(body[name])} is not served here. Leave it out."
+                f"{name}={_short_repr(body[name])} is not supported here. Leave it out."
             )
     scoring = body.get(PROMPT_LOGPROBS) is not None
     ids_wanted = body.get("return_token_ids", False)
-    # For vLLM, top_k=0 also means no limit.
+    # In vLLM, top_k=0 also means no limit.
     values = {"max_tokens": MAX_TOKENS, **body, "top_k": body.get("top_k") or None}
     fields = {**FIELDS, "max_tokens": _token_limit(0 if scoring else 1)}
     settings = {name: _field(name, values.get(name), *field) for name, field in fields.items()}
@@ -169,7 +169,7 @@ def read_request(content: bytes) -> CompletionRequest:
 
 
 def _read_stop(settings: Mapping[str, Any], ignores_end: bool) -> Any:
-    """Return the request's stops; None for the model's own end tokens."""
+    """Return the request's stops, or None to use the model's end tokens."""
     ids, texts = settings["stop_token_ids"], settings["stop"]
     if ids and texts:
         raise SamplingRequestError("Got both stop and stop_token_ids; expected only one of them.")
@@ -191,7 +191,7 @@ def _short_repr(value: object) -> str:
 
 
 def _token_limit(least: int) -> tuple[Callable[[Any], bool], str, None]:
-    expected = f"a whole number, {least} or more, or null for as many as the context allows"
+    expected = f"a whole number of at least {least}, or null for as many as the context allows"
     return lambda value: type(value) is int and least <= value < 2**31, expected, None
 
 
@@ -208,11 +208,11 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "model": (lambda value: isinstance(value, str), "the model's name", ""),
     "prompt": (
         lambda value: (isinstance(value, str) or _are_ids(value)) and bool(value),
-        "one prompt: token ids, or a text",
+        "one prompt: token ids or a string",
     ),
     "n": (
         lambda value: type(value) is int and 1 <= value <= MOST_REPLIES,
-        f"a whole number of replies, 1 to {MOST_REPLIES}",
+        f"a whole number from 1 to {MOST_REPLIES}",
         1,
     ),
     "temperature": (*RANGES["temperature"], 1.0),
@@ -220,9 +220,9 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "top_k": (*RANGES["top_k"], -1),
     "top_p": (*RANGES["top_p"], 1.0),
     "stop_token_ids": (_are_ids, "token ids", []),
-    "stop": (_are_texts, "a text, or texts that are not empty", []),
+    "stop": (_are_texts, "a non-empty string or a list of non-empty strings", []),
 }
-"""A request's field -> its check, the values it takes in words, and its default if optional."""
+"""Maps request fields to a check, a description of valid values, and a default if optional."""
 
 
 # -- answers -------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
 def write_answer(
     request: CompletionRequest, answer: CompletionAnswer, decode: Callable[[Any], str] | None
 ) -> bytes:
-    """Return the body of an answer, without texts if ``decode`` is None."""
+    """Encode a response, without texts if ``decode`` is None."""
     choices = [_choice(index, sequence, decode) for index, sequence in enumerate(answer.sequences)]
     ids, scores = answer.prompt_ids or [], answer.prompt_logprobs
     if scores is not None:
@@ -274,7 +274,7 @@ def _choice(
 
 
 def read_answer(content: bytes, request: CompletionRequest) -> CompletionAnswer:
-    """Read a server's answer from its body."""
+    """Parse a server's response body."""
     try:
         choices = orjson.loads(content)["choices"]
         sampled_choices = choices if request.params.max_tokens != 0 else []
@@ -284,27 +284,27 @@ def read_answer(content: bytes, request: CompletionRequest) -> CompletionAnswer:
         prompt_ids = first.get("prompt_token_ids")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UnfitServerError(
-            f"The answer is not in the format of vLLM's /v1/completions ({error!r}): "
+            f"The response is not in the format of vLLM's /v1/completions ({error!r}): "
             f"{content[:200]!r}. {FIT}"
         ) from error
     return CompletionAnswer(sequences, scores, prompt_ids)
 
 
 FIT = (
-    "Expected vLLM 0.10.2 or newer, llama.cpp's server, or `evert serve`: servers that return the "
-    "ids of the sampled tokens with their log-probabilities."
+    "Expected a server that returns the sampled token ids and their log-probabilities: vLLM 0.10.2 "
+    "or newer, llama.cpp's server, or `evert serve`."
 )
 
 
 def _read_choice(choice: Mapping[str, Any], request: CompletionRequest) -> types.SampledSequence:
     logprobs = choice.get("logprobs") or {}
-    if "content" in logprobs:  # llama.cpp: one entry per token
+    if "content" in logprobs:  # llama.cpp returns one entry per token
         tokens: Any = [entry.get("id") for entry in logprobs["content"]]
         scores: Any = [entry.get("logprob") for entry in logprobs["content"]]
     else:
         tokens, scores = choice.get("token_ids"), logprobs.get("token_logprobs")
     if tokens is None or None in tokens:
-        raise UnfitServerError(f"The server returned no token ids. {FIT}")
+        raise UnfitServerError(f"The server did not return token ids. {FIT}")
     if scores is None or None in scores or len(scores) != len(tokens):
         count = 0 if scores is None else len(scores)
         raise UnfitServerError(
@@ -323,7 +323,7 @@ def _read_choice(choice: Mapping[str, Any], request: CompletionRequest) -> types
 def _cut(
     tokens: list[int], logprobs: list[float], reason: types.StopReason, stop: Any
 ) -> tuple[list[int], list[float], types.StopReason]:
-    """Cut a reply after its first stop token, for servers that ignore ``stop_token_ids``."""
+    """Truncate a reply after its first stop token, for servers that ignore ``stop_token_ids``."""
     if stop and not isinstance(stop, str) and isinstance(stop[0], int):
         at = next((index for index, token in enumerate(tokens) if token in {*stop}), None)
         if at is not None:
@@ -335,8 +335,8 @@ def _read_scores(choice: Mapping[str, Any], request: CompletionRequest) -> list[
     scores = choice.get(PROMPT_LOGPROBS)
     if scores is None or len(scores) != len(request.prompt):
         raise UnfitServerError(
-            "The server returned no log-probabilities of the prompt. Expected vLLM's "
-            "prompt_logprobs, which `evert serve` also returns."
+            "The server did not return the prompt's log-probabilities. Expected vLLM's "
+            "prompt_logprobs, which `evert serve` also supports."
         )
     return [
         None if entry is None else entry[str(token)]["logprob"]

@@ -1,10 +1,10 @@
-"""The parts of ``evert sweep`` (``commands/sweep.py``), which uses Optuna.
+"""Implementation of ``evert sweep`` (``commands/sweep.py``), based on Optuna.
 
 In reading order:
 
-    study.py    the search space, and every attempt at every run
-    results.py  the objective of a run, and which values are best
-    process.py  a run in a separate process
+    study.py    the search space, and a record of all attempts at all runs
+    results.py  the objective, and how to find the best values
+    process.py  running ``evert train`` in a separate process
 """
 
 from evert.bridge.errors import MissingPackageError
@@ -13,6 +13,6 @@ try:
     import optuna as optuna
 except ImportError as error:
     raise MissingPackageError(
-        f"A sweep needs the package optuna, which is not installed ({error}). Install it with "
+        f"Sweeps require the optuna package, which is not installed ({error}). Install it with "
         "pip install optuna."
     ) from error

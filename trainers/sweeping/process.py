@@ -1,8 +1,8 @@
-"""A run in a separate process: ``evert train`` with its output in a file.
+"""Run ``evert train`` in a separate process, with its output redirected to a file.
 
-If a run crashes or runs out of memory, the sweep and its other runs continue. On Linux the
-processes are forked from one that has imported everything (``multiprocessing``'s fork server),
-because importing takes longer than a short run. The fork server uses no model and no GPU.
+If a run crashes or runs out of memory, the sweep and its other runs continue. On Linux, we use
+``multiprocessing``'s fork server with all modules preloaded, because importing them takes longer
+than a short run. The fork server itself does not use a model or a GPU.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ PRELOADED = [
     "evert.trainers.commands.train",
     "evert.trainers.engine.clients.service_client",
 ]
-"""Modules that every run imports."""
+"""Modules to preload, because every run imports them."""
 ERROR_LINES = 6
 STOP_SECONDS = 60.0
-"""How long an interrupted run may take to save its state and end."""
+"""How long an interrupted run may take to save its state and exit."""
 SPARE = 1.5
-"""Memory to reserve for each run, as a multiple of what a run uses after its first step."""
+"""Memory to reserve per run, as a multiple of its usage after the first step."""
 
 
 def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> BaseProcess:
-    """Start ``evert train``; ``output`` gets what it prints, ``environment`` adds variables."""
-    is_linux = sys.platform == "linux"  # macOS's own libraries may not be used after a fork
+    """Start ``evert train`` with its output in a file, and additional environment variables."""
+    is_linux = sys.platform == "linux"  # macOS system libraries don't support forking
     context: Any = multiprocessing.get_context("forkserver" if is_linux else "spawn")
     context.set_forkserver_preload(PRELOADED)
     process_args = (str(Path.cwd()), {**environment, **os.environ}, str(output), list(arguments))
-    output.touch()  # the run may end before it opens the file
+    output.touch()  # the run may exit before opening the file
     process: BaseProcess = context.Process(target=_live, args=process_args)
     process.start()
     return process
@@ -56,14 +56,14 @@ def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]
 
 def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[str]) -> None:
     if sys.platform == "win32":
-        return  # see ``commands/sweep.py``
-    # In its own process group, the run gets Ctrl-C only once, from the sweep. It must not ignore
-    # Ctrl-C, even if a shell started the sweep in the background.
+        return  # ``commands/sweep.py`` rejects Windows
+    # With a separate process group, the run only gets Ctrl-C once, from the sweep. It must not
+    # ignore Ctrl-C, even if the sweep was started in the background by a shell.
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # An agent that starts processes gets the default start method, as outside a sweep.
+    # Agents may start processes, with the same start method as outside a sweep.
     multiprocessing.set_start_method(None, force=True)
-    os.chdir(cwd)  # the fork server's may differ
+    os.chdir(cwd)  # the fork server may be in a different folder
     os.environ.clear()
     os.environ.update(environment)
     with open(output, "ab") as file:
@@ -74,7 +74,7 @@ def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[st
 
 
 def _interrupt_when_orphaned() -> None:
-    """Interrupt the run when the sweep is killed, since the sweep can no longer do that."""
+    """Interrupt the run if the sweep is killed, since the sweep can no longer do so."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -82,11 +82,11 @@ def _interrupt_when_orphaned() -> None:
 
 
 async def stop(process: BaseProcess, folder: RunFolder) -> bool:
-    """Stop a run as Ctrl-C does, so that it saves its state; return whether it was running."""
+    """Stop a run as Ctrl-C would, so that it saves its state. Return whether it was running."""
     under_way = process.is_alive()
     if under_way and folder.begun:
         os.kill(process.pid or 0, signal.SIGINT)
-    elif under_way:  # nothing to save, and it may not handle signals yet
+    elif under_way:  # nothing to save yet, and signal handlers may not be installed
         process.kill()
     deadline = time.monotonic() + STOP_SECONDS
     while process.is_alive():
@@ -97,7 +97,7 @@ async def stop(process: BaseProcess, folder: RunFolder) -> bool:
 
 
 def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
-    """Return how a run ended (completed, interrupted or failed), and what went wrong."""
+    """Return the status of a run (completed, interrupted or failed), and what went wrong."""
     if code == 0:
         return "completed", ""
     if code == INTERRUPTED or stopped:
@@ -112,7 +112,10 @@ def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
 
 
 def room_for(folder: RunFolder, pid: int | None) -> int:
-    """Return how many such runs fit on the machine: 1 on a GPU, 0 before the first step ends."""
+    """Return how many runs like this one fit on this machine. A GPU fits one.
+
+    Return 0 until the run has finished a step, because its memory usage is not known before that.
+    """
     if not folder.steps_done():
         return 0
     engine = (folder.read_json(RUN) or {}).get("engine", {})
@@ -128,8 +131,8 @@ def room_for(folder: RunFolder, pid: int | None) -> int:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """Return a process's memory in bytes, without memory shared with the fork server if known."""
+    """Return a process's memory in bytes, excluding memory shared with the fork server."""
     try:
         return int(process.memory_full_info().uss)
-    except psutil.AccessDenied:  # macOS shows it only to root
+    except psutil.AccessDenied:  # requires root on macOS
         return int(process.memory_info().rss)

@@ -1,7 +1,7 @@
-"""The results of a sweep: the objective of a run, the best values, the table.
+"""Results of a sweep: objectives, ranking and table.
 
-The best values are those whose mean over seeds has the confidence interval with the highest lower
-end, so that one lucky run does not win. All intervals hold jointly at 95 % and need several seeds.
+To avoid picking a lucky run, values are ranked by the lower bound of the confidence interval for
+their mean over seeds. The intervals require several seeds, and jointly hold with 95% confidence.
 """
 
 import math
@@ -20,25 +20,25 @@ from evert.trainers.sweeping.study import HELD_OUT, SEED, SweepRun
 
 
 class ObjectiveError(EvertError, ValueError):
-    """A finished run did not record the objective."""
+    """A finished run has no value for the objective."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One choice of values for the searched settings, without the seed, and its runs' results."""
+    """Values of the searched settings (except the seed), with the results of their runs."""
 
     values: dict[str, Any]
     mean: float
     """Mean of the objective."""
     low: float | None
     high: float | None
-    """Ends of the mean's confidence interval; None if no choice has several seeds."""
+    """Bounds of the mean's confidence interval; None if no configuration has several seeds."""
     runs: tuple[int, ...]
     """Numbers of the runs with these values, one per seed."""
 
 
 def objective_of(folder: RunFolder, objective: str) -> float:
-    """Return the objective's value in a finished run; ``objective`` is as in ``SweepSettings``."""
+    """Return the value of the objective (see ``SweepSettings``) for a finished run."""
     metrics: dict[str, Any] = {key: value for row in folder.steps() for key, value in row.items()}
     after = folder.after or {}
     metrics |= {key: after[way]["reward"] for key, way in HELD_OUT.items() if way in after}
@@ -46,14 +46,16 @@ def objective_of(folder: RunFolder, objective: str) -> float:
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     names = textwrap.shorten(", ".join(metrics), 300, placeholder=" ...") or "nothing"
-    raise ObjectiveError(f"the run's {objective!r} is {value}, not a finite number; found {names}")
+    raise ObjectiveError(
+        f"the run's {objective!r} is {value}, not a finite number; available: {names}"
+    )
 
 
 def rank(runs: Sequence[SweepRun]) -> list[Configuration]:
-    """Return the choices of values that have a completed run, the best first."""
+    """Return all configurations with a completed run, from best to worst."""
     by_values: dict[Any, dict[Any, SweepRun]] = defaultdict(dict)
     for run in runs:
-        if run.objective is not None:  # a repeated seed repeats the run
+        if run.objective is not None:  # a repeated seed counts once
             values = tuple((key, value) for key, value in run.values.items() if key != SEED)
             by_values[values][run.values.get(SEED)] = run
     choices = []
@@ -85,10 +87,13 @@ def as_rows(runs: Sequence[SweepRun], ranked: Sequence[Configuration]) -> list[d
 
 
 def praise(ranked: Sequence[Configuration]) -> str:
-    """Describe the best values' result, and how certain it is."""
+    """Describe the result of the best configuration, and how certain it is."""
     best = ranked[0]
     if best.low is None or best.high is None:
-        return f"best: {show(best.mean)}, each tried once, so luck may decide (try seed=0,1,2)"
+        return f"best: {show(best.mean)}, but with one seed it may be luck (try seed=0,1,2)"
     close = sum(best.low <= (choice.high or 0.0) for choice in ranked[1:])
     seeds = f"{show(best.mean)} ({show(best.low)} to {show(best.high)}) over {len(best.runs)} seeds"
-    return f"best: {seeds}, ranked by lower end; {close} of {len(ranked) - 1} others may be as good"
+    return (
+        f"best: {seeds} (ranked by the lower bound of the interval); {close} of the other "
+        f"{len(ranked) - 1} may be just as good"
+    )

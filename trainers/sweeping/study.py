@@ -1,9 +1,10 @@
-"""The search space of a sweep, and its record: an Optuna study in the sweep's folder.
+"""The search space of a sweep, and the Optuna study in the sweep's folder that records its runs.
 
-Every attempt at a run is a trial, enqueued in Optuna with its known values; the sampler chooses the
-others. For a grid point, a retry, or another seed of the same values, all values are known; for
-new values, only the seed is. (``GridSampler`` could lose a point when the sweep is killed.) The
-run's number seeds the sampler, so that a resumed sweep samples the same values.
+Every attempt at a run is an Optuna trial. We enqueue it with the values that are already known, and
+the sampler chooses the rest. For grid points, retries and additional seeds, all values are known.
+For other runs, only the seed is known. (We don't use ``GridSampler``, because it could lose points
+if the sweep is killed.) The sampler is seeded with the run's number, so that a resumed sweep
+samples the same values.
 """
 
 import ast
@@ -32,7 +33,7 @@ from evert.trainers.system.files import cannot_read, drop_broken_lines
 from evert.trainers.training.preflight import prepare
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
-"""Objective that is a held-out score -> how the held-out episodes are sampled."""
+"""For objectives that are held-out scores: how the held-out episodes are sampled."""
 SEED, TRIALS, JOURNAL = "seed", 20, "journal.log"
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::(log|linear))?", re.IGNORECASE)
@@ -41,14 +42,16 @@ _KILLED = {"status": "interrupted", "seconds": 0.0, "error": "killed with the sw
 
 @chz.chz
 class SweepSettings:
-    """The sweep's own settings; all others are settings of its runs."""
+    """Settings of the sweep itself, as opposed to those of its runs."""
 
     search: Literal["auto", "grid", "random", "tpe"] = setting(
-        "auto", "grid, random or tpe; auto: random if a setting has a range, else grid"
+        "auto", "grid, random or tpe; auto uses random if a setting has a range, and grid otherwise"
     )
-    trials: int | None = size(None, f"number of runs for random and tpe; None: {TRIALS}")
-    parallel: int | None = size(None, "runs at a time; None: as many as cores and memory allow")
-    out: str = setting("", "a new folder, or one to resume; '': sweeps/<env>-<date-time>")
+    trials: int | None = size(None, f"number of runs for random and tpe (default: {TRIALS})")
+    parallel: int | None = size(
+        None, "number of concurrent runs (default: as many as cores and memory allow)"
+    )
+    out: str = setting("", "new folder, or one to resume (default: sweeps/<env>-<date-time>)")
     objective: str = setting(
         "held_out",
         "held_out (reward at temperature 1 after training), held_out_greedy, or a metric's key",
@@ -57,25 +60,25 @@ class SweepSettings:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep's settings, search space and size."""
+    """Settings, search space and size of a sweep."""
 
     settings: SweepSettings
     fixed: Mapping[str, str]
     """Settings that are the same in all runs."""
     space: Mapping[str, BaseDistribution]
-    """Settings that are searched, in the order in which they were given."""
+    """Settings to search over, in the order they were passed."""
     search: str
     trials: int
     name: str
-    """The game, or the agent's function."""
+    """Name of the game or the agent's function."""
 
     def arguments(self, values: Mapping[str, object]) -> list[str]:
-        """Return the ``key=value`` arguments of the run with these searched values."""
+        """Return the ``key=value`` arguments of a run with these values."""
         return [f"{key}={value}" for key, value in {**self.fixed, **values}.items()]
 
 
 def read_plan(arguments: Mapping[str, str]) -> SweepPlan:
-    """Read a sweep's settings, and check every value before the first run starts."""
+    """Parse the settings of a sweep, and validate all values before the first run starts."""
     sweep_options = {
         key: text for key, text in arguments.items() if key in chz.chz_fields(SweepSettings)
     }
@@ -87,14 +90,14 @@ def read_plan(arguments: Mapping[str, str]) -> SweepPlan:
     searched = [key for key, texts in parts.items() if len(texts) > 1]
     if not searched:
         raise UsageError(
-            "There is nothing to search: every setting has one value. Give one of them a list or "
+            "There is nothing to search, because every setting has a single value. Pass a list or "
             "a range, for example learning_rate=1e-4,3e-4 or learning_rate=1e-4..1e-2."
         )
     prepare(base)
     if settings.objective in HELD_OUT and not base.test_tasks:
         raise UsageError(
-            f"objective={settings.objective} needs held-out tasks, and there are none. Pass "
-            "test_tasks=, or a training metric: objective=env/all/reward/total."
+            f"objective={settings.objective} requires held-out tasks, but there are none. Pass "
+            "test_tasks=, or use a training metric: objective=env/all/reward/total."
         )
     space = {}
     for key in searched:
@@ -114,7 +117,7 @@ def _value(arguments: Mapping[str, str], key: str) -> Any:
 def _parts(key: str, text: str) -> Sequence[str]:
     field = chz.chz_fields(TrainSettings).get(key)
     if field is not None and typing.get_origin(field.final_type) is tuple:
-        return [text]  # such a setting takes a list as one value
+        return [text]  # the list is a single value of this setting
     ends = _RANGE.fullmatch(text)
     return ends.groups()[:2] if ends else text.split(",")
 
@@ -135,7 +138,7 @@ def _distribution(pair: str, values: Sequence[Any]) -> BaseDistribution:
 
 
 def choices(distribution: BaseDistribution | None) -> Sequence[Any]:
-    """Return the values of a list; () for a range."""
+    """Return the values of a list, or () for a range."""
     return (
         distribution.choices
         if isinstance(distribution, distributions.CategoricalDistribution)
@@ -148,8 +151,8 @@ def _search(settings: SweepSettings, space: Mapping[str, BaseDistribution]) -> t
     search = settings.search.replace("auto", "random" if ranges else "grid")
     if search == "grid" and ranges:
         raise UsageError(
-            f"search=grid needs lists, and {', '.join(ranges)} has a range. List its values, or "
-            "pass search=random."
+            f"search=grid only works with lists, but {', '.join(ranges)} has a range. List the "
+            "values, or pass search=random."
         )
     seeds = len(choices(space.get(SEED))) or 1
     points = math.prod(len(choices(distribution)) for distribution in space.values())
@@ -163,19 +166,19 @@ def _search(settings: SweepSettings, space: Mapping[str, BaseDistribution]) -> t
 
 @dataclass
 class SweepRun:
-    """A run of the sweep, and its state."""
+    """A run of the sweep and its state."""
 
     number: int
     values: dict[str, Any]
     """Values of the searched settings."""
     attempts: list[dict[str, Any]] = field(default_factory=list)
-    """Each with ``status`` (completed, failed, interrupted, running), ``seconds`` and ``error``."""
+    """Dicts with ``status`` (completed, failed, interrupted, running), ``seconds``, ``error``."""
     objective: float | None = None
     """None until the run has completed."""
 
 
 class Record:
-    """The runs of a sweep, recorded in an Optuna study; the folder's study is resumed."""
+    """Records the runs of a sweep in an Optuna study, and resumes an existing study."""
 
     def __init__(self, plan: SweepPlan, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -183,7 +186,7 @@ class Record:
         points = itertools.product(*map(choices, plan.space.values()))
         self._grid = list(points) if plan.search == "grid" else []
         self.runs: list[SweepRun] = []
-        """Every run so far, by its number; kept up to date."""
+        """All runs so far, indexed by number. Always up to date."""
         self._trials: dict[int, optuna.Trial] = {}
         journal = folder / JOURNAL
         drop_broken_lines(journal)
@@ -203,7 +206,7 @@ class Record:
             self._study.ask()
         if not trial.state.is_finished():
             self._study.tell(trial.number, state=TrialState.FAIL)
-        if trial.params.keys() >= self._plan.space.keys():  # else killed before it had all values
+        if trial.params.keys() >= self._plan.space.keys():  # else killed too early
             attempt = {**_KILLED, **trial.user_attrs}
             self._note(attempt.pop("run"), trial.params, attempt).objective = trial.value
 
@@ -214,7 +217,7 @@ class Record:
         return self.runs[number]
 
     def next(self) -> SweepRun | None:
-        """Return the run to start next; None if all have started."""
+        """Return the run to start next, or None if all runs have been started."""
         number = self._retries.popleft() if self._retries else len(self.runs)
         if number >= self._plan.trials:
             return None
@@ -236,7 +239,7 @@ class Record:
         return {**(self.runs[number - repeat].values if repeat else {}), SEED: seeds[repeat]}
 
     def finish(self, run: SweepRun, attempt: dict[str, Any], objective: float | None) -> None:
-        """Record how an attempt ended; ``objective`` is None unless it completed."""
+        """Record the result of an attempt. ``objective`` is None unless it completed."""
         run.attempts[-1], run.objective = attempt, objective
         trial = self._trials.pop(run.number)
         for key, value in attempt.items():

@@ -1,9 +1,9 @@
-"""This machine: files, processes, commands.
+"""Low-level helpers for files, processes and commands.
 
 In reading order:
 
-    command.py     how every command runs: help, one-line errors, Ctrl-C
-    files.py       files of run folders: written atomically, read even if damaged
-    provenance.py  versions, machine and revision, for records
-    machine.py     this machine's cores and free memory
+    command.py     common behavior of all commands: help, one-line errors, Ctrl-C
+    files.py       writing files atomically, and reading possibly damaged files
+    provenance.py  package versions, machine and git revision, for records
+    machine.py     number of cores and free memory
 """

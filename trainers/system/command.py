@@ -1,7 +1,7 @@
-"""How every command runs: help, one-line errors, and Ctrl-C.
+"""Common behavior of all commands: help, one-line errors, and Ctrl-C.
 
-Ctrl-C and SIGTERM stop a command, which then saves what it can; a second signal ends the process at
-once. An exception's notes, which mostly say how to resume, are printed below its message.
+On Ctrl-C or SIGTERM, a command stops and saves what it can. A second signal exits immediately. The
+notes of an exception, which usually explain how to resume, are printed below its message.
 """
 
 import _thread
@@ -23,7 +23,7 @@ from evert.bridge.errors import AgentError, EvertError
 from evert.bridge.redaction import redacted
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as in shells."""
+"""Exit status after Ctrl-C, like in shells."""
 HELP = frozenset({"--help", "-h", "help"})
 NO_HOME = "Could not determine home directory."
 """The message of ``Path.expanduser`` for a user that does not exist."""
@@ -36,9 +36,9 @@ def run_command(
     argv: Sequence[str] | None,
     usage: Callable[[list[str]], str],
 ) -> int:
-    """Run a command; return its exit status: ``body``'s or 0, 1 for an error, 130 for Ctrl-C."""
+    """Run a command. Return ``body``'s exit status (or 0), 1 for an error, or 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # to import the user's agent; last, since an untrusted folder may have an ``http.py``
+    # For importing the user's agent. It comes last, so that a local ``http.py`` hides no module.
     sys.path[:] = [*(path for path in sys.path if path not in ("", os.getcwd())), os.getcwd()]
     before = signal.getsignal(signal.SIGTERM)
     _handle(signal.SIGTERM, signal.default_int_handler)
@@ -52,8 +52,8 @@ def run_command(
         _handle(signal.SIGINT, _leave)
         _handle(signal.SIGTERM, _leave)
         print(redacted("\n" + "\n".join(_notes(stopped) or ["Interrupted."])))
-        # If the signal came while C code ran Python, as in an import, Python would exit by the
-        # signal instead of with our status. ``exec`` prevents that.
+        # If the signal arrives while C code is calling Python, for example during an import, Python
+        # exits with the signal instead of our status. ``exec`` prevents that.
         exec("")
         return INTERRUPTED
     except EvertError as error:
@@ -61,9 +61,9 @@ def run_command(
     except RuntimeError as error:
         if str(error) != NO_HOME:
             raise
-        message = "A path begins with ~NAME, and this machine has no such user."
+        message = "A path starts with ~NAME, but there is no such user on this machine."
         return _print_error(EvertError(message), _notes(error))
-    except BrokenPipeError:  # the reader has exited, as in ``| head``
+    except BrokenPipeError:  # the reader has exited, as with ``| head``
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -89,10 +89,11 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, in a new event loop.
+    """Run a coroutine in a new event loop and return its result.
 
-    Ctrl-C and SIGTERM cancel the coroutine and are raised after its cleanup; a second signal ends
-    the process at once. If a loop runs here, as in a notebook, ``main`` runs in another thread.
+    Ctrl-C and SIGTERM cancel the coroutine, and KeyboardInterrupt is raised after its cleanup. A
+    second signal exits immediately. If a loop is already running, for example in a notebook,
+    ``main`` runs in another thread.
     """
     started: list[asyncio.Task[Any]] = []
 
@@ -109,7 +110,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         try:
             return thread.submit(asyncio.run, guarded()).result()
         except KeyboardInterrupt:
-            with suppress(RuntimeError):  # the coroutine has ended, and its loop is closed
+            with suppress(RuntimeError):  # the coroutine has finished and its loop is closed
                 for task in started:
                     task.get_loop().call_soon_threadsafe(task.cancel)
             raise
@@ -117,7 +118,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def _second_signal_leaves() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C inside the block; a second signal ends the process."""
+    """Treat SIGTERM like Ctrl-C inside the block, and exit on the second signal."""
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.getsignal(number) for number in numbers}
     stop = before.get(signal.SIGINT)  # asyncio's handler, which cancels the task
@@ -138,7 +139,7 @@ def _second_signal_leaves() -> Iterator[None]:
 
 @contextmanager
 def _dropped_interrupts_raised() -> Iterator[None]:
-    """Re-raise a Ctrl-C that Python drops inside the block, as in a finalizer."""
+    """Re-raise a Ctrl-C that Python drops inside the block, for example in a finalizer."""
     before, over = sys.unraisablehook, threading.Event()
 
     def raise_later() -> None:
@@ -160,20 +161,20 @@ def _dropped_interrupts_raised() -> Iterator[None]:
 
 
 def _handle(number: signal.Signals, handler: Any) -> None:
-    """Set a signal's handler, in the main thread only; None (a C handler) is ignored."""
+    """Set a signal handler, in the main thread only. Ignore None, which means a C handler."""
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(number, handler)
 
 
 def _leave(number: int, frame: types.FrameType | None) -> None:
     if sys.stdout.isatty():
-        os.write(1, b"\x1b[?25h\n")  # show the cursor, which a progress bar hides
+        os.write(1, b"\x1b[?25h\n")  # show the cursor, which progress bars hide
     os._exit(INTERRUPTED)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed ``random``, NumPy and PyTorch inside the block; then restore their states."""
+    """Seed ``random``, NumPy and PyTorch inside the block, and restore their states afterwards."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""The files of run folders: written atomically, and read even if damaged.
+"""Write files atomically, and read the files of run folders even if they are damaged.
 
 A record is broken if it is not a JSON object, or if one of its fields has the wrong type.
 """
@@ -18,9 +18,9 @@ from typing import Any
 from evert.bridge.errors import EvertError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
-"""Errors of a full or read-only disk."""
+"""Error codes for a full or read-only disk."""
 BARRED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EIO)
-"""Errors of a path of the wrong kind, a missing permission, or a failing disk."""
+"""Error codes for a file instead of a folder or vice versa, missing permissions, or I/O errors."""
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
 METRICS, BATCHES, CHECKPOINTS = "metrics.jsonl", "batches.jsonl", "checkpoints.jsonl"
@@ -47,21 +47,21 @@ _TYPES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     CHECKPOINTS: {"name": (str,), "batch": (int,), "state_path": (str,), "sampler_path": (str,)},
     TIMES: {"step": (int,)},
 }  # fmt: skip
-"""File -> types of its checked fields; all but a checkpoint's name may be missing."""
+"""Expected types of the fields we check, by file. Only a checkpoint's name is required."""
 
 
 class RunFolderError(EvertError, OSError):
-    """A run folder cannot be used: it has no run or another run, or reading or writing fails."""
+    """The run folder contains no run or the wrong run, or it cannot be read or written."""
 
 
 LARGEST = 2**28
-"""Maximum size of a JSON file to read, in bytes; evert writes no larger files."""
+"""Maximum size of a JSON file to read, in bytes. evert never writes larger files."""
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON file's content; None if the file is missing or broken."""
+    """Return the content of a JSON file, or None if it is missing or broken."""
     try:
-        if not path.is_file() or path.stat().st_size > LARGEST:  # reading a pipe would never end
+        if not path.is_file() or path.stat().st_size > LARGEST:  # reading a pipe could block
             return None
         return _record(path.name, path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError):
@@ -69,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def fits(path: Path) -> bool:
-    """Return whether a file is small enough to be read whole; True if it is missing."""
+    """Return whether a file is missing or small enough to read into memory."""
     try:
         return path.stat().st_size <= LARGEST
     except OSError:
@@ -89,16 +89,16 @@ def _record(file: str, text: str) -> dict[str, Any] | None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a JSONL file, without broken lines; [] for a missing file."""
+    """Return the records of a JSONL file, skipping broken lines; [] if the file is missing."""
     return [record for _, record in _records(path) if record is not None]
 
 
 def drop_broken_lines(path: Path) -> int:
-    """Remove the broken lines that a crash may leave in a JSONL file; return their number.
+    """Remove broken lines that a crash left in a JSONL file, and return how many there were.
 
-    The Cookbook stops reading at the first line that is not JSON. A copy of the file keeps the
-    broken lines. If only the newline at the end is missing, it is added, so that the next record
-    gets its own line.
+    This is needed because the Cookbook stops reading at the first line that is not valid JSON. A
+    copy of the file is kept. If only the final newline is missing, we add it, so that the next
+    record starts on a new line.
     """
     lines = _records(path)
     broken = sum(record is None for _, record in lines)
@@ -110,7 +110,7 @@ def drop_broken_lines(path: Path) -> int:
 
 
 def change_lines(path: Path, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> None:
-    """Change a JSONL file's records atomically; ``change`` returns None to remove a record."""
+    """Change the records of a JSONL file atomically; ``change`` returns None to remove a record."""
     lines = [(line, record) for line, record in _records(path) if record is not None]
     changes = [(line, record, change(record)) for line, record in lines]
     new = [
@@ -123,7 +123,7 @@ def change_lines(path: Path, change: Callable[[dict[str, Any]], Mapping[str, Any
 
 
 def keep_lines(path: Path, keep: Callable[[Mapping[str, Any]], bool]) -> None:
-    """Keep only the records of a JSONL file for which ``keep`` is true; see ``change_lines``."""
+    """Remove all records of a JSONL file for which ``keep`` returns False."""
     change_lines(path, lambda record: record if keep(record) else None)
 
 
@@ -132,7 +132,7 @@ def _write_lines(path: Path, lines: list[str]) -> None:
 
 
 def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
-    """Return the nonblank lines of a JSONL file with their records; None for a broken line."""
+    """Return each nonblank line of a JSONL file with its record, or with None if it is broken."""
     if not path.is_file():
         return []
     lines = path.read_text("utf-8", "replace").split("\n")
@@ -140,7 +140,7 @@ def _records(path: Path) -> list[tuple[str, dict[str, Any] | None]]:
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file atomically, and flush it to the disk."""
+    """Write a file atomically, and flush it to disk."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         try:
@@ -156,10 +156,10 @@ def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Flush a file's content, or the names of a folder's files, to the disk."""
+    """Flush the content of a file, or the entries of a folder, to disk."""
     is_folder = path.is_dir()
     if is_folder and os.name == "nt":
-        return  # Windows writes names by itself, and cannot open folders
+        return  # folders cannot be opened on Windows, and need not be flushed
     handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -169,7 +169,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def file_errors(folder: Path, key: str) -> Iterator[None]:
-    """Turn OS errors about a folder into a ``RunFolderError``; the setting ``key`` has its path."""
+    """Convert OS errors in a folder to ``RunFolderError``; ``key`` names the folder's setting."""
     try:
         yield
     except EvertError:
@@ -185,33 +185,34 @@ def file_errors(folder: Path, key: str) -> Iterator[None]:
 
 
 def cannot_use(error: OSError, folder: Path, key: str = "folder") -> RunFolderError:
-    """Return the error to raise for an OS error; see ``file_errors``."""
+    """Convert an OS error to a ``RunFolderError``; see ``file_errors``."""
     file = Path(os.fsdecode(error.filename)) if error.filename else folder
     if error.errno in FULL:
         return cannot_write(file, error)
     return RunFolderError(
-        f"{file} cannot be used: {error.strerror or error}. Restore it, or choose another {key}."
+        f"{file} cannot be used: {error.strerror or error}. Restore it, or choose a different "
+        f"{key}."
     )
 
 
 def cannot_read(path: Path) -> RunFolderError:
-    """Return the error to raise for a broken record."""
+    """Return the error for a broken record."""
     return RunFolderError(
-        f"{path} cannot be read, so nothing can be resumed from it: expected the file that evert "
-        "wrote. Nothing was changed. Restore it, or choose another folder."
+        f"{path} cannot be read, so there is nothing to resume: expected the file that evert "
+        "wrote. Nothing was changed. Restore the file, or choose a different folder."
     )
 
 
 def cannot_write(path: Path, error: OSError) -> RunFolderError:
-    """Return the error to raise for a file or folder that cannot be written."""
+    """Return the error for a file or folder that cannot be written."""
     return RunFolderError(
-        f"{path} cannot be written to: {error.strerror or error}. Its old content is "
-        "untouched. Free some space, or choose a folder that can be written to."
+        f"{path} cannot be written to: {error.strerror or error}. Its old content was not "
+        "changed. Free some disk space, or choose a writable folder."
     )
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as CSV text, with a column for each name that any row has."""
+    """Format rows as CSV, with a column for every key that occurs in a row."""
     buffer = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(buffer, names, lineterminator="\n")
@@ -221,7 +222,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV file that ``as_csv`` wrote; [] if it is missing or too large."""
+    """Read a CSV file written by ``as_csv``; returns [] if it is missing or too large."""
     with suppress(OSError, UnicodeDecodeError, csv.Error):
         if path.stat().st_size <= LARGEST:
             text = io.StringIO(path.read_text(encoding="utf-8"), newline="")
@@ -230,5 +231,5 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 
 def slug(text: str) -> str:
-    """Return a text in a form that can be part of a file name."""
+    """Convert text to a form that is safe to use in a file name."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-.") or "run"

@@ -1,4 +1,4 @@
-"""This machine: its processor's maker, and this process's cores and free memory."""
+"""Information about this machine: CPU vendor, available cores and free memory."""
 
 import os
 import platform
@@ -11,23 +11,26 @@ _PROCESSOR = Path("/proc/cpuinfo")
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return how many CPU cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def made_by_amd() -> bool:
-    """Return whether the system reports an AMD processor."""
+    """Return whether this machine has an AMD processor."""
     text = _PROCESSOR.read_text() if _PROCESSOR.exists() else platform.processor()
     return "AuthenticAMD" in text
 
 
 def free_memory() -> int:
-    """Return how many bytes can be allocated without swapping, within a container's limit."""
+    """Return how many bytes can be allocated without swapping or exceeding a container limit."""
     return min(int(psutil.virtual_memory().available), _container_bytes())
 
 
 def _container_bytes() -> int:
-    """Return the bytes left within a container's limit, ignoring file caches; 2**62: no limit."""
+    """Return how many bytes are left until the container's limit, or 2**62 without a limit.
+
+    File caches don't count as used memory.
+    """
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         lines = (_CGROUP / "memory.stat").read_text().splitlines()

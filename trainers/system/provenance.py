@@ -1,4 +1,4 @@
-"""The origin of a run's results: versions, machine, git revision."""
+"""Where results come from: package versions, machine and git revision."""
 
 import platform
 import subprocess
@@ -9,7 +9,7 @@ from evert.trainers.system.machine import cores
 
 
 def origin() -> dict[str, Any]:
-    """Return ``versions``, ``git`` and ``machine`` for a record, without the machine's name."""
+    """Return ``versions``, ``git`` and ``machine`` for a record. The hostname is not included."""
     system, processor = platform.system(), platform.machine()
     return {
         "versions": _versions(),
@@ -29,7 +29,7 @@ def _versions() -> dict[str, str]:
 
 
 def _git_revision() -> str | None:
-    """Return the working directory's git revision, with "-dirty" if changed; None outside git."""
+    """Return the git revision, with "-dirty" if there are changes; None outside a repository."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -1,18 +1,18 @@
-"""One training run, from its settings to its figures.
+"""A single training run, from its settings to its results.
 
 In reading order:
 
-    cookbook.py    turns the settings into the Cookbook's ``Config``
-    workers.py     starts the workers that the settings ask for
-    strategies.py  plays groups and leaves out failed episodes
-    failing_batches.py  logs how each batch's episodes ended; ends a run if nearly all fail
-    redaction.py   keeps known secrets out of logs and configuration
+    cookbook.py    converts the settings to the Cookbook's ``Config``
+    workers.py     starts rollout workers
+    strategies.py  plays groups and drops failed episodes
+    failing_batches.py  logs how episodes ended, and stops the run if nearly all of them fail
+    redaction.py   keeps secrets out of logs and configs
     tracking.py    logs to Weights & Biases and TensorBoard
-    progress.py    shows the progress
-    warm_up.py     supervised steps before RL, and their data
-    held_out.py    plays held-out tasks before and after training
-    preflight.py   checks and resolves the settings before the run starts
-    first_steps.py warns about settings with which nothing can be learned
-    resuming.py    resumes a run wherever it was stopped
-    summary.py     writes figures, samples and the table at the end
+    progress.py    displays the progress
+    warm_up.py     supervised training before RL, and its data
+    held_out.py    evaluates on held-out tasks before and after training
+    preflight.py   validates the settings and creates all objects before the run starts
+    first_steps.py warns about settings that prevent learning
+    resuming.py    resumes a run, no matter where it was stopped
+    summary.py     writes plots, samples and the final table
 """

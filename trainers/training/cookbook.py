@@ -1,7 +1,7 @@
-"""Turns a run's settings into the ``rl.train.Config`` of the installed Cookbook.
+"""Convert a run's settings to the ``rl.train.Config`` of the installed Cookbook.
 
-``cookbook.PATH=value`` overrides evert's default for a field. If an evert setting fills in a field,
-overriding the field is refused, and the message names the setting.
+``cookbook.PATH=value`` overrides evert's default for a field. If a field is controlled by one of
+evert's own settings, overriding it raises an error that points to that setting.
 """
 
 import math
@@ -37,13 +37,13 @@ COPIED = {
     DATASET: "agent seats train_tasks sampler model_name batch_size group_size "
     "test_group_size seed",
 }
-"""Path in the Config -> settings that are copied to it, under the same names."""
+"""Settings that are copied to the Config under the same name, by path in the Config."""
 CONVERTED = {
     "": "log_path renderer_name wandb_project",
     DATASET: "test_tasks limits renderer_name record",
     f"{ENV_OPTIONS}.": " ".join({"models", *chz.chz_fields(EpisodeSettings)} - {"seats"}),
 }
-"""Path in the Config -> settings that are converted first, then written under their names."""
+"""Settings that keep their name but are converted first, by path in the Config."""
 RENAMED = {
     "max_steps": "steps",
     "kl_penalty_coef": "kl_penalty",
@@ -51,7 +51,7 @@ RENAMED = {
     f"{DATASET}epochs": "steps",
     f"{DATASET}record_share": "record",
 }
-"""Path in the Config -> the setting that fills it in, where the names differ."""
+"""Settings that have a different name in the Config, by path in the Config."""
 
 
 def _paths(names: Mapping[str, str]) -> dict[str, str]:
@@ -59,16 +59,16 @@ def _paths(names: Mapping[str, str]) -> dict[str, str]:
 
 
 SETTING_OF = _paths(COPIED) | _paths(CONVERTED) | RENAMED
-"""Path in the Config -> the evert setting that fills it in."""
+"""The evert setting that controls each field of the Config, by path in the Config."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Values of the Config, except those that depend on the run's folder and weights."""
+    """Values for the Config, except for those that depend on the run's folder and weights."""
 
     values: Mapping[str, Any]
     overrides: Mapping[str, Any]
-    """The user's ``cookbook.PATH=value``, which override ``values``."""
+    """``cookbook.PATH=value`` settings from the user, which override ``values``."""
 
     def config(
         self,
@@ -76,13 +76,13 @@ class Draft:
         warm: "CheckpointRecord | None" = None,
         context_length: int | None = None,
     ) -> "Config":
-        """Return the Config; RL starts from the weights ``warm`` if there was a warm-up."""
+        """Create the Config. ``warm`` contains the weights from the warm-up, if there was one."""
         from tinker_cookbook.rl.train import Config
 
         if warm and "load_checkpoint_path" in self.overrides:
             raise RecipeError(
-                "Got both cookbook.load_checkpoint_path and warm_up_steps, but RL can start from "
-                "only one of them. Leave one out."
+                "Got both cookbook.load_checkpoint_path and warm_up_steps, but RL can only start "
+                "from one of them. Remove one of the settings."
             )
         values = {**self.values, "log_path": str(folder)}
         values[f"{DATASET}sampler_log"] = str(folder / SAMPLER)
@@ -110,7 +110,8 @@ def draft(
 ) -> Draft:
     """Return the draft of a run's Config; ``tasks`` is the number of training tasks.
 
-    On the embedded engine, checkpoints cost only disk space: every step saves one; none expires.
+    With the embedded engine, we save a checkpoint after every step, and checkpoints never expire,
+    since they only take up disk space.
     """
     from evert.bridge.groups.dataset import AgentDatasetBuilder
     from evert.bridge.groups.opponents import League
@@ -118,7 +119,7 @@ def draft(
     renderer = renderer_of(settings)
     for path in settings.cookbook:
         if owner := _owner(path):
-            raise UsageError(f"cookbook.{path} is set by evert's own {owner}=. Use that.")
+            raise UsageError(f"cookbook.{path} is set by evert's own {owner}=. Use that instead.")
     options: dict[str, Any] = {**env_options(settings, models)}
     dataset = {
         "": AgentDatasetBuilder,
@@ -156,7 +157,7 @@ def cookbook_config(
     warm: "CheckpointRecord | None" = None,
     context_length: int | None = None,
 ) -> "Config":
-    """Return the Config of a run in a folder, in one call."""
+    """Create the Config of a run directly from its settings."""
     from evert.bridge.groups.tasks import load_tasks
 
     models = frozen_models(settings.models, settings.base_url)
@@ -176,7 +177,7 @@ def _owner(path: str) -> str | None:
 
 
 def saving_options(embedded: bool, every: int) -> dict[str, Any]:
-    """Return how often to save besides ``save_every``; a service keeps checkpoints for a week."""
+    """Return options for saving checkpoints. On a service, checkpoints expire after a week."""
     return {
         "rolling_save_every": every if embedded else 0,
         "ttl_seconds": None if embedded else 7 * 24 * 3600,
@@ -184,7 +185,7 @@ def saving_options(embedded: bool, every: int) -> dict[str, Any]:
 
 
 def cookbook_help() -> str:
-    """Return a line for each field of the Config that can be set: path, default, type."""
+    """List the fields of the Config that users can set, each with its path, default and type."""
     from tinker_cookbook.rl.train import Config
 
     from evert.bridge.groups.dataset import AgentDatasetBuilder

@@ -1,8 +1,9 @@
-"""Counts how the episodes of each batch ended, and ends a run in which nearly all fail.
+"""Count how the episodes of each batch ended, and stop the run if nearly all of them fail.
 
-``Tally`` counts every group. It writes a line per batch to ``batches.jsonl``, prints new kinds of
-failures, and ends a run if nearly all episodes fail for several steps in a row. Batches are those
-of the dataset; with ``async_config``, the Cookbook's step of that number trains on other groups.
+``Tally`` counts every group. It writes one line per batch to ``batches.jsonl``, prints new types of
+failures, and stops the run if nearly all episodes fail for several consecutive steps. A batch is
+one batch of the dataset. With ``async_config``, batch N does not contain the same groups as the
+Cookbook's step N.
 """
 
 import asyncio
@@ -23,32 +24,36 @@ from evert.trainers.rundir.metrics import FAILED, LOST, SKIPPED
 from evert.trainers.system.files import BATCHES
 
 MOST = 0.5
-"""Share of failed episodes above which a step is reported."""
+"""Report a step if more than this fraction of its episodes failed."""
 TOOLS = ("tools/offered", "tools/calls", "tools/markup_in_text")
-"""Metrics that show whether the renderer parsed the first step's tool calls."""
+"""Metrics that tell us whether the renderer parsed the tool calls in the first step."""
 
 NEARLY_ALL = 0.95
-"""Minimum share of failed episodes for a step to count towards ending the run."""
+"""Fraction of failed episodes at which a step counts towards stopping the run."""
 
 
 UNREAD_CALLS = (
-    "warning: tools were offered, and no call was read in the first step, but {markup} replies in "
-    "{episodes} episodes contain tool-call markup: the model may write calls that its renderer "
-    "cannot parse. `evert model check MODEL` shows the format; the rollouts show the replies."
+    "warning: no tool calls were parsed in the first step, although tools were offered and "
+    "{markup} replies in {episodes} episodes contain tool-call markup. The model may be using a "
+    "format that its renderer cannot parse. Run `evert model check MODEL` to see the expected "
+    "format, and look at the replies in the rollouts."
 )
 
 
 class EpisodesFailedError(EvertError, RuntimeError):
-    """Nearly all episodes of a run failed, step after step."""
+    """Nearly all episodes of a run failed, for several steps in a row."""
 
 
 class NothingToLearnError(EvertError, RuntimeError):
-    """A batch had nothing to learn from, and the installed Cookbook cannot skip it."""
+    """A batch contained nothing to learn from, and the installed Cookbook cannot skip it."""
 
 
 @dataclass
 class BatchSummary:
-    """The result of a group or batch; overflowed episodes with data are only in ``overflows``."""
+    """Results of a group or batch.
+
+    An overflowed episode that can still be trained on counts as an overflow, not as a failure.
+    """
 
     groups: int = 0
     episodes: int = 0
@@ -59,7 +64,7 @@ class BatchSummary:
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory], failures: Sequence[Failure]) -> "BatchSummary":
-        """Return the summary of a group."""
+        """Summarize a group."""
         account = cls(1, len(trajectories) + len(failures), [*failures])
         for trajectory in trajectories:
             failure, teaches = failure_in(trajectory), can_be_learned_from(trajectory)
@@ -82,7 +87,10 @@ class BatchSummary:
 
 
 class Tally:
-    """Counts batches, and ends a run after ``failed_steps`` failed steps in a row (0: never)."""
+    """Counts batches, and stops the run after ``failed_steps`` consecutive failed steps.
+
+    With ``failed_steps=0``, it never stops the run.
+    """
 
     def __init__(
         self,
@@ -106,11 +114,11 @@ class Tally:
         self.has_skipped = False
 
     def row(self, step: int) -> dict[str, float]:
-        """Return a step's metrics: failed episodes (share, by kind), skipped, lost groups."""
+        """Return a step's metrics: shares of failures, whether it was skipped, and lost groups."""
         return self._rows.get(step, {})
 
     def count(self, batch: BatchPosition, account: BatchSummary) -> None:
-        """Count a group that was played; end the run after too many failed steps."""
+        """Count a group, and stop the run if there were too many failed steps."""
         if self.error is not None:
             return
         total = self._open.setdefault(batch.index, BatchSummary())
@@ -119,26 +127,26 @@ class Tally:
             self._complete(self._open.pop(batch.index))
 
     def count_lost(self, why: str | None) -> None:
-        """Count a group whose worker died, and print ``why``; None: only start the count at 0."""
+        """Count a group whose worker died, and print ``why``. With None, only start counting."""
         if why is not None and LOST not in self._explained:
             self._explained.add(LOST)
             self._say(
                 f"step {self._next + 1}: a worker died ({why}); its groups "
-                f"are played again, and counted in {LOST}"
+                f"will be rerun (see the metric {LOST})"
             )
         self._lost = (self._lost or 0) + (why is not None)
 
     def end(self, error: Exception) -> None:
-        """End the run with an error; later errors are ignored."""
+        """Stop the run with an error. Later errors are ignored."""
         if self.error is None:
             self.error = error
             self._over.set()
 
     async def watch(self, training: Coroutine[Any, Any, None]) -> None:
-        """Await the training; cancel it when ``end`` is called.
+        """Await the training, and cancel it if ``end`` is called.
 
-        The Cookbook does not await every rollout: when it streams minibatches, it would wait
-        forever for a rollout that raised.
+        This is needed because the Cookbook does not await every rollout. When it streams
+        minibatches, it would wait forever for a rollout that raised an error.
         """
         tasks = asyncio.create_task(training), asyncio.create_task(self._over.wait())
         try:
@@ -146,19 +154,19 @@ class Tally:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # retrieves their errors
+            await asyncio.gather(*tasks, return_exceptions=True)  # consume their errors
         if self.error is not None:
             raise self.error
         tasks[0].result()
 
     def report(self, subject: str, failures: Failures, *, skipped: bool = False) -> None:
-        """Print, once per reason, that most episodes failed or that nothing can be learned."""
+        """Report, once per reason, that most episodes failed or that nothing can be learned."""
         alike = failures.commonest.alike if failures.share > MOST and failures.commonest else None
         if (alike is None and not skipped) or (alike, skipped) in self._explained:
             return
         is_repeated = (alike, not skipped) in self._explained
         self._explained.add((alike, skipped))
-        reason = "nothing can be learned from its replies"
+        reason = "there is nothing to learn from its replies"
         if alike is not None:
             reason = failures.summary() + " as before" if is_repeated else failures.describe()
         self._say(f"{subject}{' is skipped' * skipped}: {reason}")
@@ -179,7 +187,7 @@ class Tally:
         try:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(redacted(line) + "\n")
-        except OSError as error:  # maybe nothing awaits this group, so an error could be lost
+        except OSError as error:  # don't raise: perhaps nothing awaits this group
             return self.end(error)
         self.report(f"step {step + 1}", all_failures, skipped=self.has_skipped)
         offered, calls, markup = (batch.tools[key] for key in TOOLS)
@@ -195,8 +203,8 @@ class Tally:
 def _end_message(failures: Sequence[Failures]) -> str:
     total = merge(failures)
     commonest, _ = total.found[0]
-    steps = f"In {len(failures)} steps in a row" if len(failures) > 1 else "In one step"
+    steps = f"In {len(failures)} consecutive steps" if len(failures) > 1 else "In one step"
     return (
-        f"{steps} nearly all episodes failed: {total.summary()}. The most common failure: "
-        f"{commonest.error}\n{commonest.remedy} With failed_steps=0 the run would continue."
+        f"{steps}, nearly all episodes failed: {total.summary()}. The most common failure: "
+        f"{commonest.error}\n{commonest.remedy} To continue anyway, set failed_steps=0."
     )

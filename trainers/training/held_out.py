@@ -1,6 +1,6 @@
-"""Plays held-out tasks before and after training, and scores them as ``evert evaluate`` does.
+"""Evaluate on held-out tasks before and after training, with the same scores as ``evert evaluate``.
 
-Every task is played greedily and at temperature 1, at most ``parallel`` episodes at a time.
+Every task is played greedily and at temperature 1, with at most ``parallel`` concurrent episodes.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
 
 TEMPERATURES = {"greedy": 0.0, "temperature_1": 1.0}
-"""Name of a way to sample, as in reports -> its temperature."""
+"""Sampling temperatures, by the name used in reports."""
 
 
 class HeldOutError(EvertError, ValueError):
-    """A record of held-out scores cannot be read."""
+    """Recorded held-out scores cannot be read."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results of one checkpoint, or of the base model, on the held-out tasks."""
+    """Results of a checkpoint or the base model on the held-out tasks."""
 
     scores: dict[str, Score]
     samples: list[EpisodeResult]
     failures: Failures
     cut: float = 0.0
-    """Share of the replies that were cut at their token limit."""
+    """Fraction of replies that were truncated at the token limit."""
 
 
 def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
@@ -48,11 +48,11 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
             {name: read_score(record["scores"][name]) for name in TEMPERATURES},
             [EpisodeResult.read(sample) for sample in record["samples"]],
             Failures.read(record["failures"]),
-            float(record.get("cut", 0.0)),  # older records lack it
+            float(record.get("cut", 0.0)),  # missing in older records
         )
     except (KeyError, TypeError, ValueError) as error:
         raise HeldOutError(
-            f"A record of held-out scores cannot be read: {type(error).__name__}: {error}. Delete "
+            f"The recorded held-out scores cannot be read: {type(error).__name__}: {error}. Delete "
             "before.json to score the untrained weights again."
         ) from error
 
@@ -60,7 +60,7 @@ def read_evaluation(record: Mapping[str, Any]) -> Evaluation:
 async def score_weights(
     config: "Config", dataset: AgentDataset | None, *, samples: int, parallel: int, **weights: Any
 ) -> Evaluation | None:
-    """Evaluate weights (``base_model=`` or ``model_path=``); None without held-out tasks."""
+    """Evaluate weights (``base_model=`` or ``model_path=``). Return None if there are no tasks."""
     if dataset is None:
         return None
     service = tinker.ServiceClient(base_url=config.base_url)
@@ -68,7 +68,7 @@ async def score_weights(
     group, places = dataset.group(0), asyncio.Semaphore(parallel)
 
     async def play_at(temperature: float) -> list[EpisodeResult]:
-        count = dataset.group_size if temperature else 1  # greedy episodes of a task are equal
+        count = dataset.group_size if temperature else 1  # greedy episodes are deterministic
         seeds = range(dataset.seed * count, (dataset.seed + 1) * count)
         player = Player(
             lambda seed: group.agent,
@@ -98,7 +98,7 @@ def _fails_fast(config: "Config") -> bool:
 def samples_markdown(
     name: str, before: Sequence[EpisodeResult], after: Sequence[EpisodeResult]
 ) -> str:
-    """Return episodes of the same held-out tasks, before and after training, as Markdown."""
+    """Return Markdown that shows episodes of the same tasks before and after training."""
     parts = [
         f"# {name}: held-out samples\n",
         "Greedy episodes of the first held-out tasks, before and after training.\n",
@@ -113,7 +113,7 @@ def _episode_markdown(title: str, episode: EpisodeResult) -> str:
     ending = f"failed, {episode.error}" if episode.reward is None else f"reward {episode.reward:g}"
     lines = [f"### {title}: {ending}\n", "```text"]
     for turn in episode.dialogue:
-        # A code fence in the text would end ours.
+        # a code fence in the text would close ours
         lines += [f"{turn['told']}\n>>> {turn['said']}".replace("```", "'''")]
     return "\n".join([*lines, "```\n"])
 
@@ -121,7 +121,7 @@ def _episode_markdown(title: str, episode: EpisodeResult) -> str:
 def sample_records(
     before: Sequence[EpisodeResult], after: Sequence[EpisodeResult]
 ) -> list[dict[str, Any]]:
-    """Return the episodes that ``samples_markdown`` shows as records, one per task."""
+    """Return the same episodes as ``samples_markdown``, as one record per task."""
     return [
         {"task": old.target, "before": asdict(old), "after": asdict(new)}
         for old, new in zip(before, after, strict=False)

@@ -1,4 +1,4 @@
-"""Resolves a run's settings once, and finds errors that would stop the run, before it starts."""
+"""Resolve a run's settings once, and catch errors before the run starts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that can start, with every object that its settings name already created."""
+    """A run that is ready to start. All objects in its settings have been created."""
 
     settings: TrainSettings
-    """The agent, tasks, sampler and demonstrations are objects, each in a ``Kept``."""
+    """Agent, tasks, sampler and demonstrations are already loaded, and wrapped in ``Kept``."""
     engine: EngineChoice
     models: "Mapping[str, FrozenModel]"
     draft: "Draft"
     warnings: list[str]
-    """Warnings about settings that are mistakes, or with which nothing can be learned."""
+    """Warnings about likely mistakes, or about settings that prevent learning."""
 
 
 def prepare(settings: TrainSettings) -> PreparedRun:
-    """Create the objects that a run's settings name; raise now what would stop it later."""
+    """Create all objects that a run needs, so that errors are raised early."""
     _check_known(settings)
     _check_no_run(settings)
     objects = named_objects(settings)
@@ -77,13 +77,13 @@ def prepare(settings: TrainSettings) -> PreparedRun:
     named = {key: Kept(value, path_of(getattr(settings, key))) for key, value in objects.items()}
     loaded = chz.replace(settings, **named)
     drafted = draft(loaded, models, opponent, len(tasks), embedded=engine.embedded)
-    drafted.config(Path(settings.log_path or "."))  # raises if a field gets a wrong value
+    drafted.config(Path(settings.log_path or "."))  # raises if a value is invalid
     listed = {key: value for key, value in objects.items() if PATHS[key][0] == "tasks"}
     return PreparedRun(loaded, engine, models, drafted, slips(settings, listed))
 
 
 def _check_known(settings: TrainSettings) -> None:
-    """Refuse names without an import path: only a Python caller can pass those objects."""
+    """Raise an error if an object has no import path, and was not passed from Python."""
     values = {name: getattr(settings, name) for name in PATHS}
     lost = [
         f"the {n} {v!r}"
@@ -93,40 +93,40 @@ def _check_known(settings: TrainSettings) -> None:
     if lost:
         raise RecipeError(
             f"There is no import path in {' or '.join(lost)}; expected 'package.module:name', or "
-            "for tasks and demonstrations the path of an existing file or folder. If this run was "
-            "started from Python with functions or lists, pass them to evert.train again, with "
+            "for tasks and demonstrations an existing file or folder. If you started this run from "
+            "Python with functions or lists, pass them to evert.train again, together with "
             f"log_path={settings.log_path!r}."
         )
 
 
 def _check_no_run(settings: TrainSettings) -> None:
-    folder, _ = split_step(settings.model_name)  # runs/NAME@STEP is a run, too
+    folder, _ = split_step(settings.model_name)  # runs/NAME@STEP is also a run
     if recorded_settings(folder, TrainSettings):
         raise RecipeError(
-            f"model_name={settings.model_name} is a run; expected a model. To train the run "
-            f"further: evert train log_path={folder} steps=N."
+            f"model_name={settings.model_name} is a run; expected a model. To continue training "
+            f"this run, use evert train log_path={folder} steps=N."
         )
 
 
 def _check_model(settings: TrainSettings, engine: EngineChoice) -> None:
     if not engine.embedded:
-        renderer_of(settings)  # raises if there is none; only the service knows its models
+        renderer_of(settings)  # raises if there is no renderer; a service's models can't be checked
         return
     model = check_model(settings.model_name, settings.renderer_name)
     check_weights(model, f"model_name={settings.model_name}", "trained")
 
 
 def _check_loss(settings: TrainSettings) -> None:
-    """Refuse a loss that needs data that the installed Cookbook does not send."""
+    """Raise an error if a loss needs data that the installed Cookbook does not provide."""
     if settings.loss_fn != "stable_reinforce":
         return
     from tinker_cookbook.rl.data_processing import trajectory_to_data
 
     if "include_provenance" not in signature(trajectory_to_data).parameters:
         raise RecipeError(
-            f"loss_fn=stable_reinforce: tinker-cookbook {version('tinker-cookbook')} does not "
-            "record which tokens were sampled, which this loss reads; expected 0.6 or later. "
-            "Install that, or use loss_fn=importance_sampling: on-policy, the gradient is the same."
+            "loss_fn=stable_reinforce needs to know which tokens were sampled, but tinker-cookbook "
+            f"{version('tinker-cookbook')} does not record that; expected 0.6 or later. Upgrade, "
+            "or use loss_fn=importance_sampling, which has the same gradient when on-policy."
         )
 
 

@@ -1,4 +1,4 @@
-"""Shows a run's progress: a bar on a terminal, a line every few steps elsewhere."""
+"""Display the progress of a run: a progress bar in terminals, and otherwise a few lines."""
 
 import logging
 import os
@@ -19,16 +19,16 @@ from evert.trainers.system.files import METRICS, read_jsonl
 from evert.trainers.training.redaction import redacting
 
 LINES = 10
-"""Maximum lines that a run prints about its steps without a terminal."""
+"""Maximum number of progress lines to print if there is no terminal."""
 
 
 OnRow: TypeAlias = Callable[[Mapping[str, Any]], None]
-"""Called with a row of metrics, as in ``metrics.jsonl``."""
+"""Called with each row of metrics, in the format of ``metrics.jsonl``."""
 
 
 @contextmanager
 def display(console: Console, folder: Path, total: int, doing: str = "training") -> Iterator[OnRow]:
-    """Show a run's progress: a bar on a terminal, a line every few steps in files and pipes."""
+    """Display progress: a bar in terminals, and a line every few steps in files and pipes."""
     latest: dict[str, Any] = {}
     for row in read_jsonl(folder / METRICS):
         latest |= row if is_step(row) else {}
@@ -55,7 +55,7 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
         if not console.is_terminal and (step % every == 0 or step == total):
             line = f"{doing}: step {step}/{total}  {scores}  {time.monotonic() - began:.0f} s"
             console.print(line, soft_wrap=True)
-            held_out = ""  # each score is shown once
+            held_out = ""  # show each score only once
 
     with bar:
         yield on_row
@@ -63,14 +63,14 @@ def display(console: Console, folder: Path, total: int, doing: str = "training")
 
 @contextmanager
 def unsaved_shown(console: Console) -> Iterator[None]:
-    """Print the block's first failure to save a checkpoint; the Cookbook only logs them."""
+    """Report the first checkpoint that fails to save, since the Cookbook only logs it."""
     logger, messages = logging.getLogger("tinker_cookbook.checkpoint_utils"), list[str]()
 
     def show(record: logging.LogRecord) -> bool:
         if "checkpoint save failed" in record.getMessage() and not messages:
             error = record.exc_info[1] if record.exc_info else None
             messages.append(redacted(f"a checkpoint was not saved: {error or record.getMessage()}"))
-            advice = "The run continues. If stopped, it resumes from the last saved checkpoint."
+            advice = "The run continues. If it stops, you can resume from the last checkpoint."
             console.print(f"{messages[0]}\n{advice}", soft_wrap=True, markup=False)
         return True
 
@@ -83,7 +83,7 @@ def unsaved_shown(console: Console) -> Iterator[None]:
 
 @contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
-    """Send log messages and warnings to the run's ``logs.log`` inside the block."""
+    """Redirect log messages and warnings to the run's ``logs.log`` inside the block."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     handler = logging.FileHandler(folder / LOGS, encoding="utf-8")
@@ -105,6 +105,6 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 
 def quiet_progress_bars() -> None:
-    """Turn off the Cookbook's progress bars; call this before ``tqdm`` is first imported."""
+    """Disable the Cookbook's progress bars. Must be called before ``tqdm`` is first imported."""
     if "tqdm" not in sys.modules:
         os.environ.setdefault("TQDM_DISABLE", "1")

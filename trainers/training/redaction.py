@@ -1,7 +1,7 @@
-"""Keeps the secrets that this process knows out of a run's logs, trackers and ``code.diff``.
+"""Keep secrets known to this process out of a run's logs, trackers and ``code.diff``.
 
-Log messages and the Cookbook's configuration are redacted when they are created, and our own files
-when they are written (``RunFolder.write``).
+Log messages and the Cookbook's config are redacted when they are created. Our own files are
+redacted when they are written (``RunFolder.write``).
 """
 
 import logging
@@ -18,13 +18,14 @@ from evert.bridge.redaction import redacted, redacted_tree
 
 @contextmanager
 def redacting() -> Iterator[None]:
-    """Keep secrets out of logs and of the Cookbook's configuration inside the block."""
+    """Redact secrets in logs and in the Cookbook's config inside the block."""
     from tinker_cookbook.utils import ml_log as cookbook
 
     ml_log: Any = cookbook
     make_record, dump = logging.getLogRecordFactory(), ml_log.dump_config
     code = ml_log.code_state
-    folder = types.ModuleType("the working folder")  # else code.diff has the Cookbook's folder
+    # makes code.diff show the changes in this folder, not in the Cookbook's
+    folder = types.ModuleType("the working folder")
     folder.__path__ = [str(Path.cwd())]
 
     def record_of(*args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -36,8 +37,8 @@ def redacting() -> Iterator[None]:
     def code_state() -> str:
         try:
             return redacted(code([folder])) if shutil.which("git") else ""
-        except UnicodeDecodeError:  # git writes a file's raw bytes
-            return "### the working folder: its changes are not in UTF-8, and are left out\n"
+        except UnicodeDecodeError:  # git outputs the raw bytes of files
+            return "### the working folder: its changes are not included, as they are not UTF-8\n"
 
     logging.setLogRecordFactory(record_of)
     ml_log.dump_config, ml_log.code_state = dump_config, code_state
@@ -49,7 +50,7 @@ def redacting() -> Iterator[None]:
 
 
 def _without_secrets(record: logging.LogRecord) -> logging.LogRecord:
-    with suppress(Exception):  # logging itself reports arguments that do not fit
+    with suppress(Exception):  # logging itself reports invalid arguments
         message = record.getMessage()
         if (clean := redacted(message)) is not message:
             record.msg, record.args = clean, ()

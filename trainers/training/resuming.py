@@ -1,8 +1,8 @@
-"""Resumes a run in its folder, wherever it was stopped, and tidies the folder.
+"""Resume a run in its folder, no matter where it was stopped, and clean up the folder.
 
-The records of the run and of its warm-up are truncated to the newest step that has an intact
-checkpoint and has all steps up to it in ``metrics.jsonl``. The Cookbook then finds consistent
-files, and each step is recorded once.
+The records of the run and its warm-up are truncated to the latest step that has an intact
+checkpoint and for which ``metrics.jsonl`` is complete. This way, the Cookbook finds consistent
+files, and each step is recorded only once.
 """
 
 import shutil
@@ -34,20 +34,20 @@ from evert.trainers.system.files import CHECKPOINTS, RUN, RunFolderError, read_j
 from evert.trainers.system.provenance import origin
 
 AHEAD = 2
-"""Maximum steps that are in the checkpoint of a killed run and not in its metrics: the Cookbook
-saves before it logs, and submits the warm-up's next batch early."""
+"""How many steps the checkpoint of a killed run can be ahead of its metrics. The Cookbook saves
+before it logs, and submits the next warm-up batch early."""
 
 
 def settings_of_run(options: Mapping[str, Any]) -> TrainSettings:
-    """Read settings; those not passed come from the run to resume, or else from the recipe.
+    """Read settings. Those not passed come from the run to resume, or else from the recipe.
 
-    A frozen model that is a run keeps the step at which it was when this run began.
+    A frozen model that is itself a run stays at the step that it had when this run was started.
     """
     path = Path(options.get("log_path") or "").expanduser()
     with files.file_errors(path, "log_path"):
         resumes = options.get("log_path") and RunFolder(path).begun
     before = recorded_settings(path, TrainSettings) if resumes else {}
-    if "rollouts" in options:  # settings of the earlier workers do not fit other workers
+    if "rollouts" in options:  # recorded worker settings may be for another kind of worker
         before = {key: value for key, value in before.items() if key not in WORKERS}
     settings = read_train_settings(options, before)
     if not settings.models:
@@ -62,7 +62,7 @@ def prepare_folder(
     engine: str,
     console: Console,
 ) -> dict[str, Any]:
-    """Prepare a folder to start or resume its run; return the contents of ``run.json``."""
+    """Prepare a folder to start or resume a run, and return the contents of ``run.json``."""
     about: dict[str, Any] = (folder.read_json(RUN) if folder.resumed else None) or {
         "name": settings.name,
         "settings": {},
@@ -77,7 +77,7 @@ def prepare_folder(
         _check_engine(folder, about, engine)
         _cut_back(folder, settings.steps, engine == "embedded", console)
     else:
-        _cut(folder.path, 0)  # a run that was killed before its first file may have left lines
+        _cut(folder.path, 0)  # a run that was killed while it was starting may have left lines
     if engine == "embedded":
         tidy(folder.path)
     folder.write_json(RUN, about)
@@ -89,9 +89,9 @@ def _check_engine(folder: RunFolder, about: dict[str, Any], engine: str) -> None
     if was != engine and folder.steps_done():
         place = "on a service" if was == "service" else f"in {folder.path / STORE}"
         raise RunFolderError(
-            f"{folder.path} was trained with engine={was}, and its checkpoints are {place}; "
-            f"engine={engine} cannot load them. Pass engine={was} (a service needs TINKER_API_KEY, "
-            "and base_url if you host it), or choose another log_path."
+            f"{folder.path} was trained with engine={was}, and its checkpoints are {place}, so "
+            f"engine={engine} cannot load them. Pass engine={was} (a service requires "
+            "TINKER_API_KEY, and base_url if you host it), or choose a different log_path."
         )
 
 
@@ -111,7 +111,7 @@ def _cut_back(folder: RunFolder, steps: int, embedded: bool, console: Console) -
         _cut(warm.path, warm.steps_done())
     if path / CHECKPOINTS in broken or step < listed_steps:
         start = f"resuming after step {step}" if step else "starting again from the first step"
-        message = f"the newest checkpoint is damaged or missing: {start} instead"
+        message = f"the latest checkpoint is damaged or missing: {start} instead"
         console.print(message, markup=False, soft_wrap=True)
 
 
@@ -125,7 +125,7 @@ def _cut(log: Path, steps: int) -> None:
 
 
 def _repair(path: Path) -> None:
-    """Remove damaged checkpoints from the lists: the Cookbook resumes from the last one listed."""
+    """Remove damaged checkpoints from the lists: the Cookbook resumes from the last entry."""
     from evert.trainers.engine.store.checkpoint_log import repair_checkpoint_log
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
@@ -133,9 +133,9 @@ def _repair(path: Path) -> None:
     saved = len(_logged_steps(path)) >= AHEAD and any(store.root.glob("*/weights/*/"))
     if saved and not read_jsonl(path / CHECKPOINTS):
         raise RunFolderError(
-            f"{path / CHECKPOINTS} lists no checkpoint, but {store.root} has some; expected the "
-            "list that was written with them. Put it back, or delete the checkpoints, too, to "
-            "start the run from scratch."
+            f"{path / CHECKPOINTS} lists no checkpoints, but {store.root} contains some; expected "
+            "the list that was written together with them. Restore it, or also delete the "
+            "checkpoints to start the run from scratch."
         )
     for log in (path, path / WARM_UP):
         states = [r["state_path"] for r in read_jsonl(log / CHECKPOINTS) if r.get("state_path")]
@@ -144,10 +144,10 @@ def _repair(path: Path) -> None:
 
 
 def _correct_batches(log: Path, root: Path) -> None:
-    """Correct the recorded number of batches that a warm-up's weights were trained on.
+    """Correct the recorded number of batches that the warm-up's weights were trained on.
 
-    The Cookbook records the batch that it waits for. By then it has submitted that batch and the
-    next, and the weights were trained on both.
+    The Cookbook records the batch that it is waiting for. At that point, it has already submitted
+    the next batch, so the weights were trained on both.
     """
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
@@ -163,7 +163,7 @@ def _correct_batches(log: Path, root: Path) -> None:
 
 
 def _remove_unlogged(log: Path) -> None:
-    """Remove checkpoints of steps that were killed before they were logged, to redo the steps."""
+    """Remove the checkpoints of steps that a killed run did not log, to repeat these steps."""
     logged = max(_logged_steps(log), default=-1) + 1
     lost = range(logged + 1, logged + AHEAD + 1)
     files.keep_lines(log / CHECKPOINTS, lambda record: record.get("batch") not in lost)
@@ -174,7 +174,7 @@ def _logged_steps(log: Path) -> set[int]:
 
 
 def tidy(path: Path) -> None:
-    """Delete the checkpoints that a run's lists do not need, and the leftovers of crashes."""
+    """Delete checkpoints that are no longer needed, and leftovers from crashes."""
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
     if (path / STORE).is_dir():
@@ -182,7 +182,7 @@ def tidy(path: Path) -> None:
 
 
 def _to_keep(log: Path) -> set[str]:
-    """Return the checkpoints to keep; of the rolling ones, only the last that can be resumed."""
+    """Return the checkpoints to keep: all that are not rolling, and the latest resumable one."""
     records = read_jsonl(log / CHECKPOINTS)
     resumable = [record for record in records if record.get("state_path")]
     needed = [record for record in records if not record.get("rolling")] + resumable[-1:]
@@ -190,18 +190,18 @@ def _to_keep(log: Path) -> set[str]:
 
 
 def clean_up(folder: RunFolder) -> None:
-    """Delete a finished run's rolling checkpoints, and what killed processes left behind."""
+    """Delete the rolling checkpoints of a finished run, and leftovers from killed processes."""
     for log in (folder.path, folder.path / WARM_UP):
         files.keep_lines(log / CHECKPOINTS, lambda record: not record.get("rolling"))
     tidy(folder.path)
 
 
 _DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
-"""Files that may remain if a run is killed before it writes its first file."""
+"""Files that can be left if a run is killed before it writes its first file."""
 
 
 def check_folder(settings: TrainSettings) -> None:
-    """Refuse a ``log_path`` with other files, or with a run that has other settings."""
+    """Raise an error if ``log_path`` has unrelated files, or a run with different settings."""
     if settings.log_path and (path := Path(settings.log_path).expanduser()).exists():
         with files.file_errors(path, "log_path"):
             _check_is_ours(RunFolder(path, resumed=RunFolder(path).begun), settings)
@@ -209,9 +209,10 @@ def check_folder(settings: TrainSettings) -> None:
 
 @contextmanager
 def open_run(settings: TrainSettings, resume_command: Callable[[Path], str]) -> Iterator[RunFolder]:
-    """Create a run's folder, or open it to resume the run; the folder is locked in the block.
+    """Create or open a run's folder, and lock it inside the block.
 
-    An error gets a note on how to resume; if there is nothing to resume, a new folder is removed.
+    On an error, add a note about how to resume, or remove the new folder if there is nothing to
+    resume.
     """
     name = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"
     path = run_folder.named_folder(settings.log_path, "runs", name)
@@ -229,7 +230,7 @@ def open_run(settings: TrainSettings, resume_command: Callable[[Path], str]) -> 
                     _empty(path)
                 raise
     finally:
-        with suppress(OSError):  # a folder that is not empty stays
+        with suppress(OSError):  # not empty
             path.rmdir()
 
 
@@ -250,7 +251,7 @@ def _note_how_to_resume(error: BaseException, folder: RunFolder, command: str) -
     if isinstance(error, KeyboardInterrupt):
         steps = f"{count} step{'s' * (count != 1)}"
         error.add_note(
-            f"Interrupted after {steps}; they are saved in {folder.path}. To resume:\n  {command}"
+            f"Interrupted after {steps}, which are saved in {folder.path}. To resume:\n  {command}"
         )
     else:
         error.add_note(f"To resume: {command}")
@@ -261,22 +262,22 @@ def _check_is_ours(folder: RunFolder, settings: TrainSettings) -> None:
     if not folder.resumed:
         if not _is_empty(path) and not (path / RUN).is_file():
             raise RunFolderError(
-                f"{path} is not empty and not an evert run: it has no {RUN}. Nothing was "
-                "changed. Choose another log_path, or leave it out for a new folder under runs/."
+                f"{path} is not empty and is not an evert run: it has no {RUN}. Nothing was "
+                "changed. Choose a different log_path, or omit it for a new folder in runs/."
             )
         return
     changes = differences(recorded_settings(path, TrainSettings), settings)
     if changes := [*changes, *_changed_files(folder, settings)]:
         raise RunFolderError(
-            f"{path} holds a run with other settings:\n  "
+            f"{path} contains a run with different settings:\n  "
             + "\n  ".join(changes)
-            + "\nTo resume it, leave these out (the run has its settings), and put changed files "
-            "back; to train with the new settings, choose another log_path."
+            + "\nTo resume it, leave these settings out and restore changed files. To train with "
+            "the new settings, choose a different log_path."
         )
 
 
 def _changed_files(folder: RunFolder, settings: TrainSettings) -> Iterator[str]:
-    """Yield a line for each file that the run still needs and that changed since it began."""
+    """Yield a line for each file that the run still needs and that has changed since the start."""
     before = (folder.read_json(RUN) or {}).get("files") or {}
     warm = RunFolder(folder.path / WARM_UP).checkpoints()
     is_warm = any(record["name"] == "final" for record in warm)

@@ -1,10 +1,10 @@
-"""Plays a run's groups, leaves out failed episodes, and counts every batch.
+"""Rollout strategies that play groups, drop failed episodes, and keep statistics.
 
-    LeaveOut    leaves out the episodes whose agent failed; the default
-    Accounted   wraps a strategy, and keeps a summary of the one group that it plays
-    Counted     wraps a strategy, and reports the summary of each group to a ``Tally``
+    LeaveOut    drops episodes whose agent failed; this is the default
+    Accounted   wraps a strategy and keeps a summary of the group that it plays
+    Counted     wraps a strategy and reports the summary of every group to a ``Tally``
 
-Errors with other causes, such as the engine, stop the run.
+Errors that were not caused by an agent, for example in the engine, stop the run.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ from evert.trainers.episodes.failures import Failure, failure_of
 from evert.trainers.training.failing_batches import BatchSummary, Tally
 
 LOGGED_GROUPS, LOGGED_CHARACTERS = 2, 6_000
-"""Groups per batch from which one episode's text is logged, and maximum characters per text."""
+"""How many groups per batch to log an episode of, and the maximum length of each text."""
 
 
 @dataclass(frozen=True)
 class FailedRollout(RolloutError):
-    """The Cookbook's record of an episode that was left out, with the episode's ``Failure``."""
+    """The Cookbook's record of a dropped episode, with its ``Failure``."""
 
     failure: Failure = field(kw_only=True)
 
 
 class GroupFailedError(AllTrajectoriesFailedError):
-    """Every episode of a group failed, so the Cookbook leaves the group out."""
+    """All episodes of a group failed, so the Cookbook drops the group."""
 
     def __init__(self, errors: Sequence[RolloutError]) -> None:
         super().__init__(f"All {len(errors)} episodes of a group failed: {errors[0].error_message}")
@@ -49,7 +49,7 @@ class GroupFailedError(AllTrajectoriesFailedError):
 
 @dataclass(frozen=True)
 class LeaveOut(RolloutStrategy):
-    """Plays the episodes of a group concurrently, and leaves out failed episodes."""
+    """Plays the episodes of a group concurrently and drops failed episodes."""
 
     async def execute(
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
@@ -79,7 +79,7 @@ async def _play(policy: TokenCompleter, env: Env) -> Trajectory | FailedRollout:
 
 
 def strategy_of(config: Config) -> RolloutStrategy:
-    """Return the strategy that a configuration asks for; ``LeaveOut`` if it asks for none."""
+    """Return the strategy set in the config (default: ``LeaveOut``)."""
     if config.rollout_error_tolerance is None:
         return LeaveOut()
     strategy = config.effective_rollout_strategy()
@@ -87,7 +87,10 @@ def strategy_of(config: Config) -> RolloutStrategy:
 
 
 class Accounted(RolloutStrategy):
-    """Plays one group and keeps its summary; None before that, or if an error stops the run."""
+    """Plays one group, and then keeps its summary in ``account``.
+
+    If an error stops the run, ``account`` remains None.
+    """
 
     def __init__(self, inner: RolloutStrategy) -> None:
         self.inner = inner
@@ -117,22 +120,22 @@ class Accounted(RolloutStrategy):
 
 
 class Counted(RolloutStrategy):
-    """Wraps a strategy and counts its groups, wherever they are played.
+    """Wraps a strategy and counts its groups, no matter where they are played.
 
-    When pickled, it becomes an ``Accounted``: a worker returns the summary of a group, and the
-    executor passes it to ``count_group`` in this process (``workers/executor.py``). ``held_out``
-    limits how many groups of held-out tasks are played at a time; None: no limit.
+    It is pickled as an ``Accounted``: the worker returns a summary of the group, and the executor
+    passes the summary to ``count_group`` in this process (``workers/executor.py``). ``held_out``
+    limits the number of concurrent groups of held-out tasks (default: no limit).
     """
 
     def __init__(
         self, inner: RolloutStrategy, tally: Tally, held_out: asyncio.Semaphore | None = None
     ) -> None:
-        self.inner = inner  # public: the Cookbook writes it into config.json
+        self.inner = inner  # public, so that the Cookbook includes it in config.json
         self._tally = tally
         self._held_out = held_out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Counted":
-        return self  # the Cookbook copies its configuration, but all copies share one tally
+        return self  # the Cookbook copies its config, but all copies must share the tally
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Accounted, (self.inner,)
@@ -160,7 +163,7 @@ class Counted(RolloutStrategy):
     def count_group(
         self, group: EnvGroupBuilder, account: BatchSummary | None, error: BaseException | None
     ) -> None:
-        """Count a group by its summary, or end the run with the group's error."""
+        """Count a group. If it has no summary, stop the run with the group's error."""
         batch: BatchPosition | None = getattr(group, "batch", None)
         if account is not None and batch is not None:
             self._tally.count(batch, account)
@@ -168,12 +171,12 @@ class Counted(RolloutStrategy):
             self._tally.end(error)
 
     def count_lost(self, why: str) -> None:
-        """Count a group that was lost because its worker died; ``why`` is the reason."""
+        """Count a group that was lost because its worker died."""
         self._tally.count_lost(why)
 
 
 def _log_texts(trajectory: Trajectory, env: Env) -> None:
-    """Add each turn's texts to its logs, which the Cookbook writes to rollout files."""
+    """Add the text of every turn to its logs, which the Cookbook writes to rollout files."""
     if isinstance(env, ChatAgentEnv):
         turns = dialogue(trajectory, env.renderer.tokenizer)
         for transition, turn in zip(trajectory.transitions, turns, strict=True):
@@ -182,7 +185,7 @@ def _log_texts(trajectory: Trajectory, env: Env) -> None:
 
 
 def _failures_of_group(error: Exception) -> list[Failure]:
-    """Return why a whole group failed: one failure if the strategy stopped at the first."""
+    """Return the failures of a group: only one if the strategy stops at the first failure."""
     if isinstance(error, GroupFailedError):
         return [_failure_of_rollout(rollout_error) for rollout_error in error.errors]
     return [failure_of(error) or Failure(AGENT_ERROR, f"{type(error).__name__}: {error}")]

@@ -1,4 +1,4 @@
-"""Writes a finished run's results, samples and plot, and prints its table."""
+"""Write the results, samples and plot of a finished run, and print its table."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ LABELS = {"greedy": "greedy", "temperature_1": "at temperature 1"}
 
 @dataclass
 class RunSummary:
-    """The results of a finished run."""
+    """Results of a finished run."""
 
     settings: TrainSettings
     before: "Evaluation | None"
@@ -33,13 +33,13 @@ class RunSummary:
     """Both are None if the run has no held-out tasks."""
     steps: int
     seconds: dict[str, float]
-    """Seconds since the run was started or resumed: ``total``, and those of ``training``."""
+    """Seconds since the run was started or resumed: ``total``, and ``training`` alone."""
 
 
 def summarise(
     facts: Any, folder: RunFolder, report: RunSummary, console: Console
 ) -> dict[str, Any]:
-    """Write a finished run's files and print its table; return the contents of ``result.json``."""
+    """Write the final files and print the table, and return the contents of ``result.json``."""
     _plot(folder, report)
     _samples(folder, report)
     failures, skipped = read_batches(folder.path)
@@ -92,7 +92,7 @@ def _show(folder: RunFolder, report: RunSummary, warnings: Sequence[str], consol
     if report.before is not None and report.after is not None:
         run = report.settings
         title = f"{run.name}: mean reward, {report.steps} steps, seed {run.seed}"
-        console.print(title, soft_wrap=True, markup=False)  # a table would wrap its title
+        console.print(title, soft_wrap=True, markup=False)  # Table would wrap the title
         tasks = f"{report.after.scores['greedy'].episodes} held-out tasks"
         table = Table(tasks, *(Column(when, justify="right") for when in ("before", "after")))
         for name, label in LABELS.items():
@@ -101,12 +101,12 @@ def _show(folder: RunFolder, report: RunSummary, warnings: Sequence[str], consol
         console.print(table)
     since, seconds = " since the run was resumed" if folder.resumed else "", report.seconds
     lines = [
-        f"{seconds['total']:.0f} s{since}, of which training {seconds['training']:.0f} s",
+        f"{seconds['total']:.0f} s{since}, including {seconds['training']:.0f} s of training",
         f"plot: {folder.path / run_folder.PLOT}",
     ]
     if report.after is not None:
         lines.append(f"samples: {folder.path / run_folder.SAMPLES_MD}")
-    lines.append(f"in a browser: evert view {shlex.quote(str(folder.path))}")
+    lines.append(f"view it with: evert view {shlex.quote(str(folder.path))}")
     lines += warnings
     console.print("\n".join(lines), soft_wrap=True, markup=False)
 
@@ -119,11 +119,14 @@ def _warnings(failures: Failures, skipped: int, folder: RunFolder, steps: int) -
         failure, times = failures.found[0]
         lines.append(f"{failures.summary()}; most common, {times}x: {shortened(failure.error)}")
     if skipped:
-        lines.append(f"{skipped} batches were skipped: nothing could be learned from them")
+        lines.append(f"{skipped} batches were skipped because there was nothing to learn from them")
     if len(rows) + skipped < steps:
-        lines.append(f"only {len(rows)} of {steps} steps were trained: too few groups were left")
+        lines.append(
+            f"only {len(rows)} of {steps} steps trained the model: "
+            "the others had too few groups left"
+        )
     if 2 * equal > steps:
         lines.append(
-            f"in {equal} of {steps} steps all rewards of each group were the same: no gradient"
+            f"no gradient in {equal} of {steps} steps: all rewards within each group were equal"
         )
     return lines

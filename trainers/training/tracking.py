@@ -1,10 +1,11 @@
-"""Logs the Cookbook's metrics to Weights & Biases and TensorBoard as well.
+"""Log the Cookbook's metrics to Weights & Biases and TensorBoard.
 
-    wandb_project=NAME   a run of that project; the run folder's ``wandb.json`` has its id
-    tensorboard=True     event files in RUN/tensorboard: ``tensorboard --logdir runs``
+    wandb_project=NAME   creates a run in that project; its id is stored in ``wandb.json``
+    tensorboard=True     writes event files to RUN/tensorboard: ``tensorboard --logdir runs``
 
-The Cookbook's own W&B logger has no tags, cannot resume a run and logs no final scores, so it stays
-off. Both trackers get the rows that ``follow`` receives. W&B's environment variables apply.
+We don't use the Cookbook's own W&B logger, because it doesn't support tags, resuming a run, or
+final scores. Both trackers receive the rows from ``follow``. W&B's environment variables work as
+usual.
 """
 
 import io
@@ -35,8 +36,8 @@ EVENTS = "tensorboard"
 def follow(on_row: OnRow) -> Iterator[None]:
     """Call ``on_row`` with each row of metrics that the Cookbook logs inside the block.
 
-    The Cookbook's loops accept no logger, but create their own. We add a logger, and remove the
-    console's, since ``logs.log`` has the same messages.
+    The Cookbook's training loops create their own logger and don't accept one. We add ours to it,
+    and remove the console handler, because ``logs.log`` contains the same messages.
     """
     module: Any = ml_log
     make = module.setup_logging
@@ -68,19 +69,19 @@ class _Rows(ml_log.Logger):
 
 
 class TrackingError(EvertError, RuntimeError):
-    """A tracker that a run asks for cannot be started."""
+    """A tracker could not be started."""
 
 
 def check_tracking(settings: TrainSettings) -> None:
-    """Check, before a run, that the packages of its trackers are installed."""
+    """Check that the packages for all trackers are installed, before the run starts."""
     trackers = {"wandb": settings.wandb_project and f"wandb_project={settings.wandb_project}"}
     trackers["tensorboard"] = "tensorboard=True" if settings.tensorboard else None
     for package, setting in trackers.items():
         if setting and find_spec(package) is None:
             raise MissingPackageError(
-                f"{setting} needs the package {package}, which is not installed. Install it with "
-                f"pip install {package}, or leave {setting.partition('=')[0]} out: the "
-                "run's folder has all metrics anyway."
+                f"{setting} requires the {package} package, which is not installed. Install it "
+                f"with pip install {package}, or leave out {setting.partition('=')[0]}: all "
+                "metrics are also written to the run's folder."
             )
 
 
@@ -88,10 +89,10 @@ def check_tracking(settings: TrainSettings) -> None:
 def tracking(
     settings: TrainSettings, folder: RunFolder, about: Mapping[str, Any], console: Console
 ) -> Iterator[ml_log.Logger]:
-    """Start the trackers that the settings ask for; they are closed after the block.
+    """Start all trackers that are enabled in the settings, and close them after the block.
 
-    Yield one logger for all trackers. It takes the Cookbook's configuration, each step's metrics,
-    and at the end the ``final_scores``, without a step.
+    Yields a single logger for all trackers. Pass it the Cookbook's config, the metrics of each
+    step, and finally the ``final_scores`` without a step.
     """
     with ExitStack() as closing:
         loggers: list[ml_log.Logger] = []
@@ -107,19 +108,19 @@ def tracking(
 
 
 def final_scores(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the held-out rewards of a ``result.json``: ``held_out/after/greedy`` and so on."""
+    """Return the held-out rewards in a ``result.json``: ``held_out/after/greedy`` and so on."""
     rewards = {
         f"held_out/{when}/{how}": score["reward"]
         for when, scores in result["held_out"].items()
         for how, score in (scores or {}).items()
     }
-    if "held_out/after/temperature_1" in rewards:  # the last point of the curve
+    if "held_out/after/temperature_1" in rewards:  # the last point of the held-out reward's curve
         rewards[HELD_OUT_REWARD] = rewards["held_out/after/temperature_1"]
     return rewards
 
 
 class WandbLogger(ml_log.Logger):
-    """Logs to a W&B run; a resumed run continues the W&B run named in its folder."""
+    """Logs to a W&B run. Resuming continues the same W&B run, using the id in the run's folder."""
 
     def __init__(
         self, settings: TrainSettings, folder: RunFolder, about: Mapping[str, Any]
@@ -136,53 +137,56 @@ class WandbLogger(ml_log.Logger):
                 resume="allow",
                 tags=run_tags(settings),
                 dir=str(folder.path),
-                # W&B does not capture the console; a run has its own logs.log.
+                # don't capture the console, because we write our own logs.log
                 settings=wandb.Settings(
                     console="off",
                     silent=True,
-                    # The metadata has the command line, which may contain secrets.
+                    # the metadata includes the command line, which may contain secrets
                     x_disable_meta=redacted_arguments(sys.argv) != sys.argv,
                 ),
             )
         except wandb.Error as error:
             raise TrackingError(
                 f"Weights & Biases could not be started for wandb_project={project}: "
-                f"{str(error).strip()} Log in with `wandb login` or set WANDB_API_KEY; set "
-                "WANDB_MODE=offline to keep the run on disk and upload it later with `wandb "
-                "sync`; or leave wandb_project out."
+                f"{str(error).strip()} Log in with `wandb login` or set WANDB_API_KEY. To keep the "
+                "run on disk and upload it later with `wandb sync`, set WANDB_MODE=offline. To "
+                "disable W&B, leave out wandb_project."
             ) from error
         folder.write_json(WANDB, {"project": project, "id": run.id, "url": run.url})
         self._run = run
         self.log_hparams({"evert": dict(about)})
 
     def log_hparams(self, config: Any) -> None:
-        """Write a configuration; a resumed run overwrites the earlier one."""
+        """Write a config. A resumed run overwrites the previous one."""
         update: Any = self._run.config.update
         update(ml_log.dump_config(config), allow_val_change=True)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Log a step; without a step, add the final scores to the run's summary."""
+        """Log the metrics of a step, or add the final scores to the summary if there is no step."""
         if step is None:
             self._run.summary.update(metrics)
         else:
             self._run.log({k: v for k, v in metrics.items() if k != "step"}, step)
 
     def get_logger_url(self) -> str:
-        """Return the run's URL, or the command that uploads an offline run."""
-        # A resumed run has several folders; all of them are uploaded to the same W&B run.
+        """Return the run's URL, or the command to upload an offline run."""
+        # Resuming creates several folders, which are all uploaded to the same W&B run.
         path = Path(self._run.dir).parents[1] / f"offline-run-*-{self._run.id}"
-        return f"wandb: {self._run.url or f'kept on this machine; to upload: wandb sync {path}'}"
+        return f"wandb: {self._run.url or f'offline; to upload the run: wandb sync {path}'}"
 
 
 def _end_wandb(kind: type[BaseException] | None, *_: object) -> None:
-    """Wait until W&B has written or sent all: the process may end without Python's exit hooks."""
+    """Wait until W&B has written or sent everything, since exit hooks may not run."""
     import wandb
 
     wandb.teardown(exit_code=None if kind is None else 1)
 
 
 def run_name(settings: TrainSettings, folder: Path) -> str:
-    """Return the name that is set; else the folder's name, with game and model if it lacks them."""
+    """Return the configured name, or else the folder's name.
+
+    If the folder's name does not start with the game and the model, they are prepended.
+    """
     given_name = settings.wandb_name or os.environ.get("WANDB_NAME")
     if given_name:
         return given_name
@@ -192,17 +196,20 @@ def run_name(settings: TrainSettings, folder: Path) -> str:
 
 
 def run_tags(settings: TrainSettings) -> list[str]:
-    """Return game, model, the settings' tags and ``WANDB_TAGS``, each once, cut to 64 letters."""
+    """Return the run's tags: game, model, configured tags and ``WANDB_TAGS``.
+
+    Each tag is cut to 64 characters. Duplicates are removed.
+    """
     tags = [settings.name, Path(settings.model_name).name, *settings.tags]
     tags += os.environ.get("WANDB_TAGS", "").split(",")
     return list(dict.fromkeys(tag.strip()[:64] for tag in tags if tag.strip()))
 
 
 class TensorboardLogger(ml_log.Logger):
-    """Writes a run's event files: a scalar for each metric and step in ``metrics.jsonl``.
+    """Writes TensorBoard event files with a scalar for every metric in ``metrics.jsonl``.
 
-    The settings are written as text at the start, and as hyperparameters with the final scores. A
-    resumed run adds an event file with all recorded steps, which replaces the earlier files.
+    The settings are written as text at the start, and as hyperparameters together with the final
+    scores. Resuming adds an event file with all recorded steps, which supersedes earlier files.
     """
 
     def __init__(self, folder: RunFolder, about: Mapping[str, Any]) -> None:
@@ -219,10 +226,10 @@ class TensorboardLogger(ml_log.Logger):
             self.log_metrics(row, row["step"])
 
     def log_hparams(self, config: Any) -> None:
-        """Do nothing: the settings are written at the start."""
+        """Do nothing, because the settings are already written at the start."""
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Write a step's metrics at once; without a step, write final scores and settings."""
+        """Write the metrics of a step, or the final scores and settings if there is no step."""
         scores = {k: v for k, v in metrics.items() if k != "step" and isinstance(v, int | float)}
         if step is None:
             plain = (bool, int, float, str)
@@ -232,12 +239,12 @@ class TensorboardLogger(ml_log.Logger):
         self._steps = step + 1
         for name, value in scores.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # the process may be killed at any time
+        self._writer.flush()  # in case the process is killed
 
     def close(self) -> None:
         """Close the event file."""
         self._writer.close()
 
     def get_logger_url(self) -> str:
-        """Return the command that shows all runs in the parent folder of this run."""
+        """Return the command to show all runs in the parent folder of this run."""
         return f"tensorboard --logdir {self._path.parent.parent}"

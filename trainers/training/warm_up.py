@@ -1,7 +1,7 @@
-"""Supervised warm-up: a few steps on example conversations, before RL.
+"""Supervised warm-up: train on example conversations for a few steps before RL.
 
-The Cookbook's ``supervised.train.main`` runs unchanged in ``RUN/warm_up``, and resumes as RL does.
-RL then starts from the warmed-up weights.
+This runs the Cookbook's ``supervised.train.main``, unchanged, in ``RUN/warm_up``. It can be resumed
+in the same way as RL, which then starts from the resulting weights.
 """
 
 import itertools
@@ -48,23 +48,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Conversation: TypeAlias = list[Mapping[str, Any]] | Mapping[str, Any]
-"""The Cookbook's messages, or a row in one of the formats of ``config/demonstrations.py``."""
+"""A list of Cookbook messages, or a row in a format from ``config/demonstrations.py``."""
 
 Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
-"""Maps a seed to conversations; the assistant's messages are trained on."""
+"""Maps a seed to conversations. The assistant messages are trained on."""
 
 
 def load_demonstrations(
     demonstrations: Demonstrations | list[Demonstration] | Kept | str,
     min_reward: float | None = None,
 ) -> Demonstrations | list[Demonstration]:
-    """Return a function, or the rows of a file; a string is an import path or a file's path.
+    """Load demonstrations from an import path or a file, and return a function or rows.
 
-    A ``Kept`` has demonstrations that were loaded before; the rows of a list are checked.
+    A ``Kept`` contains demonstrations that have already been loaded; they are returned as they are.
+    If the demonstrations are rows, each row is validated.
 
     Raises:
-        DemonstrationsError: There are none, or a row cannot be read; the message names the row.
-        RecordError: A folder has no dataset and no records.
+        DemonstrationsError: There are no demonstrations, or a row is invalid.
+        RecordError: The folder contains neither a dataset nor records.
     """
     source: Any = demonstrations
     if isinstance(source, Kept):
@@ -78,8 +79,8 @@ def load_demonstrations(
             _messages(row)
     elif not callable(source):
         raise DemonstrationsError(
-            f"{demonstrations!r} is {source!r:.100}; expected a function from a seed to "
-            "conversations."
+            f"{demonstrations!r} is {source!r:.100}; expected a function that takes a seed and "
+            "returns conversations."
         )
     return source  # type: ignore[no-any-return]
 
@@ -95,13 +96,14 @@ def data_of(
 ) -> list[tinker.Datum]:
     """Convert a conversation to datums, each with weights that sum to 1.
 
-    It becomes one datum, or one per learned reply if the renderer renders past replies differently.
+    If the renderer renders a reply differently once it is part of the history, every reply to train
+    on becomes a separate datum.
 
     Args:
-        conversation: The conversation. Names of control tokens in its texts stay plain text.
+        conversation: The conversation. Special-token strings in it are encoded as plain text.
         prompts: The model's renderer.
-        place: The conversation's name in error messages.
-        limit: Maximum tokens; None: no limit.
+        place: Name of the conversation in error messages.
+        limit: Maximum number of tokens, or None for no limit.
 
     Raises:
         DemonstrationsError: The conversation cannot be read or rendered, or is too long.
@@ -121,7 +123,8 @@ def data_of(
     longest = max((tokens.length for tokens, _ in examples), default=0)
     if limit is not None and longest > limit:
         raise DemonstrationsError(
-            f"{place} has {longest:,} tokens; the model takes {limit:,}. Shorten or remove it."
+            f"{place} has {longest:,} tokens, but the model's limit is {limit:,}. Shorten or "
+            "remove it."
         )
     return [datum_from_model_input_weights(*example, reduction="mean") for example in examples]
 
@@ -129,10 +132,10 @@ def data_of(
 def render(
     conversation: Conversation | Demonstration, prompts: PromptRenderer, place: str
 ) -> tuple[list[Message], list[bool]]:
-    """Return messages for the renderer (tools are in the first), and whether to train on each.
+    """Return the messages to render, including tools, and whether to train on each of them.
 
     Raises:
-        DemonstrationsError: A message cannot be read; the error names ``place``.
+        DemonstrationsError: A message is invalid. The error includes ``place``.
     """
     if isinstance(conversation, list):
         escaped: list[Any] = [prompts.escape(m) for m in conversation]  # type: ignore[arg-type]
@@ -159,17 +162,17 @@ def _messages(row: Demonstration) -> list[Message]:
 
 @dataclass(frozen=True)
 class ConversationDataset(SupervisedDataset):
-    """Batches of conversations; a batch depends only on its number, even in a resumed run."""
+    """Batches of conversations. A batch only depends on its index, even in a resumed run."""
 
     steps: int
     batch: Callable[[int], list[tinker.Datum]]
 
     def get_batch(self, index: int) -> list[tinker.Datum]:
-        """Return the batch's conversations as datums, each with weights that sum to 1."""
+        """Return a batch of conversations as datums, each with weights that sum to 1."""
         return self.batch(index)
 
     def set_epoch(self, seed: int = 0) -> None:
-        """Do nothing: a batch's number determines its epoch."""
+        """Do nothing, because the epoch follows from the batch index."""
 
     def __len__(self) -> int:
         return self.steps
@@ -177,21 +180,21 @@ class ConversationDataset(SupervisedDataset):
 
 @chz.chz
 class ConversationDatasetBuilder(SupervisedDatasetBuilder):
-    """Builds the warm-up's dataset; chz configures it."""
+    """Builds the dataset for the warm-up."""
 
     demonstrations: Any = chz.field(doc="A function from a seed to conversations, or a path.")
-    min_reward: float | None = chz.field(default=None, doc="Lowest reward of a recorded rollout.")
+    min_reward: float | None = chz.field(default=None, doc="Minimum reward of recorded rollouts.")
     steps: int = chz.field(doc="Number of batches.")
     batch_size: int = chz.field(doc="Conversations per batch.")
     seed: int = 0
-    model_name: str = chz.field(doc="Model whose tokenizer is used.")
+    model_name: str = chz.field(doc="Model to take the tokenizer from.")
     renderer_name: str = chz.field(doc="Cookbook renderer.")
 
     def __call__(self) -> tuple[SupervisedDataset, SupervisedDataset | None]:
-        """Return the dataset, without a test set, since RL has its held-out tasks.
+        """Return the dataset. There is no test set, because RL has held-out tasks.
 
         Raises:
-            DemonstrationsError: Nothing can be learned from a conversation that the message names.
+            DemonstrationsError: A conversation cannot be used for training.
         """
         from evert.bridge.tokens.bases import model_renderer
 
@@ -209,15 +212,15 @@ class ConversationDatasetBuilder(SupervisedDatasetBuilder):
         examples = [*itertools.islice(draw(self.seed * 1_000_003 + index), self.batch_size)]
         if len(examples) < self.batch_size:
             raise DemonstrationsError(
-                f"Got {len(examples)} demonstrations for a batch of {self.batch_size}. Give more, "
-                "an endless iterator, or a smaller warm_up_batch."
+                f"Got {len(examples)} demonstrations for a batch of {self.batch_size}. Return at "
+                "least as many as a batch needs (or an endless iterator), or reduce warm_up_batch."
             )
         place = f"{path_of(draw)}, batch {index}, conversation"
         data_by_row = [data(e, place=f"{place} {number}") for number, e in enumerate(examples)]
         return [*itertools.chain(*data_by_row)]
 
     def _of_rows(self, rows: Sequence[list[tinker.Datum]], index: int) -> list[tinker.Datum]:
-        """Return the batch's rows; each epoch has its own order."""
+        """Return a batch of rows. They are shuffled differently in each epoch."""
         numbers = range(index * self.batch_size, (index + 1) * self.batch_size)
         places = [divmod(number, len(rows)) for number in numbers]
         chosen = [_order(self.seed, epoch, len(rows))[place] for epoch, place in places]
@@ -230,7 +233,7 @@ def _order(seed: int, epoch: int, count: int) -> list[int]:
 
 
 def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> "Config":
-    """Return the configuration for ``tinker_cookbook.supervised.train.main``."""
+    """Return the config for ``tinker_cookbook.supervised.train.main``."""
     from tinker_cookbook.supervised.train import Config
 
     from evert.trainers.training.cookbook import saving_options
@@ -261,7 +264,7 @@ def warm_up_config(settings: TrainSettings, folder: Path, *, embedded: bool) -> 
 async def warm_up(
     settings: TrainSettings, folder: Path, console: Console, *, embedded: bool
 ) -> CheckpointRecord | None:
-    """Do the warm-up, unless it is done, and return its weights; None without a warm-up."""
+    """Run the warm-up, if it has not finished yet, and return its weights (None if disabled)."""
     if not settings.warm_up_steps:
         return None
     from tinker_cookbook.supervised import train as cookbook
@@ -283,7 +286,7 @@ async def warm_up(
 
 
 def _counts(settings: TrainSettings) -> str:
-    """Describe a file of demonstrations, and in how many epochs it is learned."""
+    """Describe a file of demonstrations, and state how many epochs the warm-up takes."""
     rows = load_demonstrations(settings.demonstrations, settings.warm_up_min_reward)
     if not isinstance(rows, list):
         return ""

@@ -1,4 +1,4 @@
-"""Starts the workers (``workers/``) that ``rollouts=pool`` or ``rollouts=ray`` asks for."""
+"""Start the workers (``workers/``) for ``rollouts=pool`` and ``rollouts=ray``."""
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_workers(settings: "TrainSettings") -> None:
-    """Check, before a run, that its workers can be started."""
+    """Check that the workers can be started, before the run begins."""
     options = {"rollout_workers": settings.rollout_workers, "ray_address": settings.ray_address}
     if settings.rollouts == "here":
         for name in [name for name, value in options.items() if value is not None]:
@@ -25,18 +25,18 @@ def check_workers(settings: "TrainSettings") -> None:
     if settings.rollouts == "pool" and sys.platform == "win32":
         raise RecipeError(f"rollouts=pool {NEEDS_UNIX} rollouts=here works on Windows.")
     if settings.rollouts == "pool" and settings.ray_address is not None:
-        raise RecipeError("ray_address is set with rollouts=pool. Pass rollouts=ray.")
+        raise RecipeError("ray_address is set, but rollouts=pool. Pass rollouts=ray instead.")
     if settings.rollouts == "ray" and find_spec("ray") is None:
         raise MissingPackageError(
-            "rollouts=ray needs the package ray, which is not installed. Install it with "
-            "pip install 'evert[ray]', or pass rollouts=pool for processes on this machine."
+            "rollouts=ray requires the ray package, which is not installed. Install it with "
+            "pip install 'evert[ray]', or pass rollouts=pool to use processes on this machine."
         )
 
 
 def rollout_workers(
     settings: "TrainSettings",
 ) -> "AbstractContextManager[WorkerExecutor | None]":
-    """Return a context in which the settings' workers run; it yields None for no workers."""
+    """Return a context manager that runs the workers, or that yields None with rollouts=here."""
     number, room = settings.rollout_workers, settings.groups_per_worker
     timeout = settings.worker_timeout
     if settings.rollouts == "here":
@@ -52,5 +52,5 @@ def rollout_workers(
     except ConnectionError as error:
         raise RecipeError(
             f"ray_address={settings.ray_address}: {error} Start a cluster there (ray start "
-            "--head), or leave ray_address out to start Ray on this machine."
+            "--head), or omit ray_address to start Ray on this machine."
         ) from error

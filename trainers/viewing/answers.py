@@ -1,4 +1,4 @@
-"""The page's API: answers to the page's queries, as rows from the index, and as JSON."""
+"""The page's API: answers the page's queries from the index, as JSON."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -25,29 +25,29 @@ ASSETS = {
     "uplot.css": "text/css",
     "view.css": "text/css",
 }
-"""The page's files and their types."""
+"""The page's files and their content types."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers from an index; ``prices`` are dollars per million tokens, for the cost of runs.
+    """Answers queries from an index. ``prices`` are in dollars per million tokens.
 
-    A wrong query, or one for data that no longer exist, raises one of ``WRONG``, an OSError or a
-    ``sqlite3.Error``.
+    Invalid queries, and queries for data that no longer exists, raise one of ``WRONG``, an OSError
+    or a ``sqlite3.Error``.
     """
 
     index: Index
     prices: Mapping[str, float]
 
     def all_runs(self, query: Mapping[str, str]) -> Row:
-        """Return all runs, the most recently written first."""
+        """Return all runs, most recently written first."""
         counts = asking.counts(self.index)
         overviews = [self._overview(run, counts) for run in self.index.runs]
         overviews.sort(key=lambda overview: overview["written"], reverse=True)
         return {"runs": overviews, "colours": COLOURS}
 
     def one_run(self, query: Mapping[str, str]) -> Row:
-        """Return a run's figures and steps."""
+        """Return the plots and steps of a run."""
         number = self._number(query)
         run, stages = self._read(number), asking.steps(self.index, number)
         tokens = count_tokens(run, self.index, number)
@@ -60,7 +60,7 @@ class Answers:
         }
 
     def metric(self, query: Mapping[str, str]) -> Row:
-        """Return a metric of a run by step."""
+        """Return a metric by step."""
         return runs.points(self._read(self._number(query)).curve(query["key"]))
 
     def step(self, query: Mapping[str, str]) -> Row:
@@ -72,7 +72,7 @@ class Answers:
         return {"run": run, "name": self.index.runs[run].name, "episodes": episodes}
 
     def episode(self, query: Mapping[str, str]) -> Row:
-        """Return an episode, with its group and the other episodes of its step."""
+        """Return an episode, its group, and the other episodes of its step."""
         entry, line = asking.episode(self.index, int(query["id"]))
         row, run = page_row(line, entry["part"]), self.index.runs[entry["run"]]
         neighbours = asking.episodes(
@@ -87,7 +87,7 @@ class Answers:
         }  # fmt: skip
 
     def search(self, query: Mapping[str, str]) -> Row:
-        """Return the episodes that contain some words."""
+        """Return the episodes that contain the search words."""
         runs_, matches = self.index.runs, asking.search(self.index, query["words"])
         episodes = [
             entry | {"name": runs_[entry["run"]].name} for entry in matches if entry["run"] in runs_
@@ -125,7 +125,7 @@ def _group(entry: Row) -> tuple[str, int, str]:
 
 
 def _pieces(row: Row, run: Any) -> list[list[str]] | None:
-    """Return the texts of each turn's tokens; None without a tokenizer."""
+    """Return the texts of each turn's tokens, or None if the tokenizer is not available."""
     name = row.get("tokenizer")
     file = tokenizer_file(name, run) if isinstance(name, str) else None
     tokenizer = load_tokenizer(file) if file else None
@@ -135,14 +135,14 @@ def _pieces(row: Row, run: Any) -> list[list[str]] | None:
 
 
 def as_json(value: Row | str) -> str:
-    """Return JSON that browsers can read, without known secrets; NaN and infinity become null."""
+    """Return JSON for browsers with known secrets redacted. NaN and infinity become null."""
     try:
         text = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
-    except TypeError:  # half of a surrogate pair
+    except TypeError:  # lone surrogate
         text = json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None))
     return redacted(text)
 
 
 def asset(name: str) -> str:
-    """Return one of the ``ASSETS``."""
+    """Return the content of one of the ``ASSETS``."""
     return files("evert.trainers.viewing").joinpath(name).read_text("utf-8")

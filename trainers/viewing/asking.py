@@ -1,4 +1,4 @@
-"""The page's queries to the index: steps, episodes of a step, one episode, a search for words."""
+"""Queries against the index: steps, episodes of a step, single episodes, and full-text search."""
 
 import os
 from collections import Counter
@@ -9,11 +9,11 @@ from evert.trainers.viewing.incremental_index import Index
 from evert.trainers.viewing.lines import RECORDED, SUMMARY, Row
 
 FOUND = 200
-"""Maximum number of episodes that a search or a list returns."""
+"""Maximum number of episodes to return for a search or a list."""
 
 
 def counts(index: Index) -> dict[int, Row]:
-    """Return the numbers of episodes, recorded episodes and broken lines of each run."""
+    """Count the episodes, recorded episodes and broken lines of each run."""
     episodes = index.ask(
         "SELECT run, sum(kind = ?) AS recorded, max(sum(kind = ?), sum(kind = ?)) AS episodes "
         "FROM episodes GROUP BY run",
@@ -27,10 +27,11 @@ def counts(index: Index) -> dict[int, Row]:
 
 
 def steps(index: Index, run: int) -> list[Row]:
-    """Return a run's steps, or an evaluation's models, with the rewards of their episodes.
+    """Return the steps of a run, or the models of an evaluation, with their rewards.
 
-    Rewards cover all episodes if the Cookbook wrote summaries, else only recorded episodes.
-    ``half`` is half the 95 % interval of the mean over groups; ``score`` has mean and half as text.
+    If the Cookbook wrote summaries, rewards are computed over all episodes, and otherwise only over
+    recorded ones. ``half`` is half the width of the 95% interval of the mean over groups. ``score``
+    contains the mean and its interval as text.
     """
     rows = index.ask(
         """
@@ -60,10 +61,10 @@ def steps(index: Index, run: int) -> list[Row]:
 
 
 def lengths(index: Index, run: int) -> tuple[int, int | None]:
-    """Return two counts for a run's indexed training episodes: all tokens, and tokens trained on.
+    """Return the number of tokens in a run's training episodes, and how many are trained on.
 
-    The first counts the prompt and the reply of every call. The second is None if an episode's
-    records lack the lineages of its calls.
+    Only indexed episodes count. The first number includes the prompt and the reply of every call.
+    The second number is None unless lineages are recorded for all episodes.
     """
     [row] = index.ask(
         "SELECT total(length) AS length, total(trained) AS trained, "
@@ -75,7 +76,7 @@ def lengths(index: Index, run: int) -> tuple[int, int | None]:
 
 
 def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[Row]:
-    """Return the episodes of a step; summaries (only lengths and rewards) come last."""
+    """Return the episodes of a step. Summaries, which only have lengths and rewards, come last."""
     rows = index.ask(
         "SELECT id, kind, grp, traj, seat, reward, turns, tokens, lineages, breaks, ending, task, "
         "said FROM episodes WHERE run = ? AND split = ? AND model = ? AND step = ? "
@@ -86,7 +87,7 @@ def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[
 
 
 def same_task(index: Index, episode: Row) -> list[Row]:
-    """Return the first and last episodes of the same task, in the order of play."""
+    """Return the run's earliest and latest episodes on the same task, in the order of play."""
     if not episode["same"]:
         return []
     task_query = "SELECT id FROM episodes WHERE same = ? AND run = ? ORDER BY "
@@ -99,7 +100,7 @@ def same_task(index: Index, episode: Row) -> list[Row]:
 
 
 def search(index: Index, words: str) -> list[Row]:
-    """Return the newest episodes that contain the words in this order."""
+    """Return the newest episodes that contain the words as a phrase."""
     plain = words.replace("\0", " ").replace('"', '""')
     if not plain.strip():
         return []
@@ -112,11 +113,11 @@ def search(index: Index, words: str) -> list[Row]:
 
 
 def episode(index: Index, number: int) -> tuple[Row, bytes]:
-    """Return an episode's entry in the index, and its line in the file.
+    """Return an episode's index entry and its line in the file.
 
     Raises:
-        LookupError: No episode has this number any more.
-        OSError: The episode's file no longer exists.
+        LookupError: The episode no longer exists.
+        OSError: The file no longer exists.
     """
     rows = index.ask(
         "SELECT e.*, f.path FROM episodes e JOIN files f ON f.id = e.file WHERE e.id = ?",
@@ -131,9 +132,10 @@ def episode(index: Index, number: int) -> tuple[Row, bytes]:
 
 
 def _without_duplicates(rows: list[Row]) -> list[Row]:
-    """Leave out the Cookbook's summaries of groups that are also recorded.
+    """Remove the Cookbook's summaries of groups that are also recorded.
 
-    The two kinds of files number groups differently, so lengths are used to match groups.
+    Groups are matched by the lengths of their episodes, because summaries and records number
+    groups differently.
     """
 
     def lengths(grp: int, kind: str) -> tuple[tuple[int, int], ...]:

@@ -1,8 +1,8 @@
-"""``Index``: quickly finds episodes in runs' files, with a SQLite file in the user's cache.
+"""``Index``: find episodes in the files of runs quickly, using a SQLite file in the user's cache.
 
-Each ``look`` reads a file from where the last ``look`` stopped. If a file was replaced, because a
-run repeated a step, it is read from the start. Unreadable lines are counted. The index never writes
-to runs' files.
+Each call of ``look`` continues reading where the previous call stopped. If a file was replaced
+because a run repeated a step, it is read from the start. Unreadable lines are counted. The index
+never writes to the runs' files.
 """
 
 import os
@@ -44,47 +44,47 @@ CREATE INDEX IF NOT EXISTS by_file ON episodes (file);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (text, content='');
 """
 VERSION = zlib.crc32(SCHEMA.encode())
-"""A checksum of the schema, which is part of the database's name."""
+"""Checksum of the schema, which is part of the database's file name."""
 LONGEST_LINE = 32 * 2**20
-"""Maximum bytes of a line; a file with a longer line is read only up to that line."""
+"""Maximum size of a line in bytes. We stop reading a file at a longer line."""
 AT_ONCE = 200, 8 * 2**20
-"""Number of lines, or of bytes, after which a transaction is committed."""
+"""Commit the transaction after this many lines or bytes."""
 DEEPEST, MOST_RUNS = 4, 1_000
-"""How many levels of folders are searched for runs, and the maximum number of runs."""
+"""How many folder levels to search for runs, and the maximum number of runs."""
 LARGE = 2**30
-"""Size in bytes above which files are read after all smaller files."""
+"""Read files larger than this (in bytes) after all other files."""
 FACTS = (files.RUN, files.METRICS, files.BATCHES, files.BEFORE, files.RESULT, files.SCORES)
 Stamp: TypeAlias = tuple[int, int, int]
-"""Size, change time and inode, which change if a file or its permissions change."""
+"""Size, ctime and inode, used to detect changes of a file or its permissions."""
 
 
 class Index:
-    """The episodes of the runs in some folders.
+    """An index of the episodes of all runs in the given folders.
 
-    One thread calls ``look``; any thread may call ``ask``.
+    ``look`` must only be called from one thread; ``ask`` is thread-safe.
 
     Args:
-        paths: Folders of runs or evaluations, folders that contain these, or files of rollouts.
-        database: The SQLite file; a damaged one is rebuilt.
+        paths: Folders of runs or evaluations, folders that contain them, or rollout files.
+        database: The SQLite file, which is rebuilt if it is damaged.
     """
 
     def __init__(self, paths: Sequence[Path], database: Path) -> None:
         self.runs: dict[int, Path] = {}
-        """Number -> folder or file, for the runs that exist now."""
+        """Folder or file of each existing run, by number."""
         self.facts: dict[int, tuple[Stamp | None, ...]] = {}
-        """Number -> stamps of the run's ``FACTS``, its files without episodes."""
+        """Stamps of each run's ``FACTS``, its files without episodes, by number."""
         self.behind = 0
-        """Bytes that have not been read yet."""
+        """How many bytes still need to be read."""
         self.version = 0
         """Increases with every change."""
         self.troubles: dict[Path, str] = {}
-        """File or folder -> why it could not be read completely."""
+        """Why a file or folder could not be read completely."""
         self._paths = paths
         self._database = database
         self._lock = threading.Lock()
-        """Held while the database is read or opened."""
+        """Held while reading or opening the database."""
         self._stamps: dict[Path, tuple[int, Stamp]] = {}
-        """File -> its run, and its stamp when it was last read."""
+        """For each file: its run, and its stamp when it was last read."""
         self._is_damaged = False
         """Whether the database must be rebuilt."""
         self._reader = self._writer = sqlite3.connect(":memory:")  # until the database is open
@@ -103,15 +103,15 @@ class Index:
         self._writer.close()
 
     def _open(self) -> None:
-        self._close()  # a failed attempt may have left it open
-        self._database.touch(mode=0o600)  # the runs may be private
+        self._close()  # an earlier attempt may have failed and left the database open
+        self._database.touch(mode=0o600)  # runs may be private, so only the user may read the file
         self._writer = sqlite3.connect(self._database, check_same_thread=False)
         self._reader = sqlite3.connect(self._database, check_same_thread=False)
         self._reader.row_factory = sqlite3.Row
         self._writer.executescript(SCHEMA)
 
     def _make_anew(self) -> None:
-        self._is_damaged = True  # stays True if rebuilding fails, for example on a full disk
+        self._is_damaged = True  # remains True if rebuilding fails, for example on a full disk
         with self._lock:
             self._close()
             for end in ("", "-wal", "-shm"):
@@ -125,8 +125,8 @@ class Index:
         """Return the rows of an SQL query.
 
         Raises:
-            sqlite3.Error: The query is wrong, or the database is damaged; if it is damaged, the
-                next ``look`` rebuilds it.
+            sqlite3.Error: The query is invalid, or the database is damaged. In the latter case,
+                the next ``look`` rebuilds it.
         """
         with self._lock:
             try:
@@ -136,7 +136,7 @@ class Index:
                 raise
 
     def look(self, stopped: threading.Event) -> None:
-        """Read all new lines; end early if ``stopped`` is set."""
+        """Read all new lines, and stop early if ``stopped`` is set."""
         try:
             if not self._is_damaged:
                 return self._look(stopped)
@@ -150,7 +150,7 @@ class Index:
         paths = find_runs(self._paths)
         self.troubles.pop(Path(), None)
         if len(paths) >= MOST_RUNS:
-            self.troubles[Path()] = f"there are more than {MOST_RUNS:,} runs; name fewer folders"
+            self.troubles[Path()] = f"there are more than {MOST_RUNS:,} runs; pass fewer folders"
         runs = {self._number(path): path for path in paths}
         facts = {run: tuple(_stamp(path / name) for name in FACTS) for run, path in runs.items()}
         self.version += facts != self.facts
@@ -179,7 +179,7 @@ class Index:
                 self.troubles[file] = str(error)
             else:
                 if stamp[0] - offset > LONGEST_LINE:
-                    self.troubles[file] = f"{file} has a line of more than 32 MB"
+                    self.troubles[file] = f"{file} has a line that is larger than 32 MB"
             self._stamps[file] = run, stamp
         self.behind = 0
 
@@ -191,7 +191,7 @@ class Index:
         return int(number)
 
     def _forget(self, paths: Collection[Path]) -> None:
-        """Drop the episodes of files that no longer exist."""
+        """Remove the episodes of files that no longer exist."""
         rows = self._writer.execute("SELECT id, path FROM files").fetchall()
         indexed = [(number, Path(os.fsdecode(path))) for number, path in rows]
         gone = [(number, path) for number, path in indexed if path not in paths]
@@ -204,7 +204,7 @@ class Index:
         self.version += bool(gone)
 
     def _begin(self, run: int, file: Path) -> tuple[int, int]:
-        """Return a file's number, and how many bytes were read before; 0 if it was replaced."""
+        """Return a file's number, and how many bytes were already read (0 if it was replaced)."""
         with self._writer as database:
             database.execute(
                 "INSERT OR IGNORE INTO files (run, path, done, last, mark, broken) "
@@ -220,7 +220,7 @@ class Index:
         return int(number), int(offset)
 
     def _take(self, run: int, file: Path, number: int, offset: int) -> Iterator[int]:
-        """Read a file's new lines in batches; yield a batch's size in bytes after its commit."""
+        """Read new lines in batches, and yield the size of each batch after committing it."""
         with file.open("rb") as lines:
             while lot := list(_lines(lines, offset)):
                 broken, place = 0, offset
@@ -272,17 +272,17 @@ def indexed(paths: Sequence[Path]) -> Iterator[Index]:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    kind = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code
+    kind = getattr(error, "sqlite_errorcode", 0) & 0xFF  # primary error code
     return kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _is_rewritten(file: Path, offset: int) -> bool:
-    """Return whether a trace's file has another size; such files are never appended to."""
+    """Return whether a trace file's size has changed, which means that it was rewritten."""
     return is_trace_file(file) and file.stat().st_size != offset
 
 
 def _mark(file: Path, start: int, end: int) -> int | None:
-    """Return a checksum of the last line that was read, to detect that the file was replaced."""
+    """Return a checksum of the last line that was read, to detect whether the file was replaced."""
     if file.stat().st_size < end:
         return None
     with file.open("rb") as lines:
@@ -291,12 +291,12 @@ def _mark(file: Path, start: int, end: int) -> int | None:
 
 
 def _checksum(file: BinaryIO, line: bytes) -> int:
-    """Return a checksum of a line's beginning and of the inode, which changes with the file."""
+    """Return a checksum of the start of a line and the file's inode number."""
     return zlib.crc32(line[:4096], os.fstat(file.fileno()).st_ino & 0xFFFFFFFF)
 
 
 def _lines(file: BinaryIO, start: int) -> Iterator[bytes]:
-    """Yield some complete lines, or a file's trace; leave an incomplete line for later."""
+    """Yield the next batch of complete lines, or the whole file if it is a trace."""
     file.seek(start)
     max_lines, remaining = AT_ONCE
     if is_trace_file(Path(os.fsdecode(file.name))):
@@ -312,7 +312,7 @@ def _lines(file: BinaryIO, start: int) -> Iterator[bytes]:
 
 
 def _stamp(file: Path) -> Stamp | None:
-    """Return a file's stamp; None if it is not a regular file, or no longer exists."""
+    """Return a file's stamp, or None if it is not a regular file or no longer exists."""
     try:
         status = file.stat()
     except OSError:
@@ -321,7 +321,7 @@ def _stamp(file: Path) -> Stamp | None:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the runs, evaluations and files of rollouts in some folders, without duplicates."""
+    """Find all runs, evaluations and rollout files in the given folders, without duplicates."""
     runs, visited = list[Path](), set[tuple[int, int]]()
 
     def search(path: Path, deep: int) -> None:
@@ -346,7 +346,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def holds_episodes(file: Path) -> bool:
-    """Return whether one of a file's first lines is an episode; True for an empty file."""
+    """Return whether one of the first lines is an episode, or the file is empty."""
     with file.open("rb") as lines:
         return not file.stat().st_size or any(map(_is_episode, _lines(lines, 0)))
 
@@ -358,14 +358,14 @@ def _is_episode(line: bytes) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a path is a folder of a run, evaluation or traces, or a file of rollouts."""
+    """Return whether a path is a run, an evaluation, a folder of traces, or a rollout file."""
     marks = files.RUN, files.METRICS, files.EVALUATION, f"{ROLLOUTS}.jsonl", ROLLOUTS
     has_mark = path.is_file() or any((path / mark).exists() for mark in marks)
     return has_mark or next(path.glob(TRACES), None) is not None
 
 
 def episode_files(run: Path) -> list[Path]:
-    """Return a run's files that have episodes, sorted by name within each kind."""
+    """Return a run's files that contain episodes, sorted by type and name."""
     if run.is_file():
         return [run]
     summaries = "iteration_*/*_rollout_summaries.jsonl"

@@ -1,7 +1,7 @@
-"""Converts a line of a run's files to an ``IndexRow`` of the index, and to a row for the page.
+"""Parse lines in a run's files into ``IndexRow``s for the index and rows for the page.
 
-Lines are untrusted: a line with a field of the wrong type counts as broken. Four kinds of files
-have episodes:
+Lines are untrusted. If a field has the wrong type, the line is considered broken. These files
+contain episodes:
 
     rollouts/*.jsonl, rollouts.jsonl   "recorded": with all tokens (``bridge/records/rows.py``)
     000000.json, other programs' files "recorded": traces (``bridge/records/traces.py``)
@@ -23,50 +23,50 @@ from evert.bridge.redaction import redacted
 Row = dict[str, Any]
 
 PREVIEW = 200
-"""Maximum characters of a task, and of a last reply, in lists."""
+"""Maximum length of a task or a last reply in lists."""
 BEFORE, AFTER = -1, 2**31
-"""Steps of samples from before the first step, and from after the last."""
+"""Step numbers for samples from before the first and after the last step."""
 WRONG = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError, RecursionError)
 """Errors from fields that have the wrong type or are nested too deeply."""
 RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"
 
 
 class IndexRow(NamedTuple):
-    """The index's data for an episode, without known secrets; all but ``text`` are columns."""
+    """An episode in the index, with secrets redacted. All fields except ``text`` are columns."""
 
     kind: str
     split: str
     model: str
-    """The player in an evaluation; "" in training."""
+    """The player in an evaluation, or "" in training."""
     step: int
     grp: int
-    """The task's number in the step or in the evaluation."""
+    """Index of the task in the step or in the evaluation."""
     traj: int
     seat: str
     part: str
-    """The episode within the line: "before", "after", a subagent's number, or "" for the first."""
+    """Which episode in the line: "before", "after", a subagent's number, or "" for the first."""
     reward: float
     turns: int
     tokens: int | None
-    """Number of sampled tokens; None if not recorded."""
+    """Number of sampled tokens, or None if not recorded."""
     length: int | None
-    """Total tokens of the prompts and replies of all calls; None if not recorded."""
+    """Total length of the prompts and replies of all calls, or None if not recorded."""
     trained: int | None
-    """Tokens trained on, which is the total length of the lineages; None if not recorded."""
+    """Tokens trained on (the total length of all lineages), or None if not recorded."""
     lineages: int
     breaks: int
     """Number of turns with drift."""
     ending: str
     task: str
     same: int
-    """A hash of the task; 0 if the task is unknown."""
+    """Hash of the task, or 0 if the task is unknown."""
     said: str
     text: str
-    """The text of all messages, for the search."""
+    """Text of all messages, for full-text search."""
 
 
 def entries(line: bytes) -> list[IndexRow]:
-    """Return the episodes in a line; raise a ValueError if the line cannot be read."""
+    """Return the episodes in a line, or raise a ValueError if the line is invalid."""
     try:
         row = orjson.loads(line)
         if "before" in row or "after" in row:
@@ -141,7 +141,7 @@ def _sample(row: Row, part: str, sample: Row) -> IndexRow:
 
 
 def _lengths(steps: list[Row], logs: list[Row]) -> tuple[int | None, int | None]:
-    """Return the tokens of all calls, and those trained on: each lineage up to its last call."""
+    """Return the total length of all calls, and of all lineages (the tokens trained on)."""
     lengths = [(step.get("ob_len"), step["ac_len"]) for step in steps]
     if any(None in pair for pair in lengths):
         return None, None
@@ -152,7 +152,7 @@ def _lengths(steps: list[Row], logs: list[Row]) -> tuple[int | None, int | None]
 
 
 def _preview(text: Any) -> str:
-    return redacted(str(text))[:PREVIEW]  # a cut secret would not be redacted
+    return redacted(str(text))[:PREVIEW]  # redact first: a truncated secret would not match
 
 
 def _as_int(value: Any) -> int:
@@ -189,7 +189,7 @@ def _texts(steps: list[Row], logs: list[Row]) -> Iterator[str]:
 
 
 def page_row(line: bytes, part: str) -> Row:
-    """Return a line's episode ``part`` as a row of the Cookbook, for the page."""
+    """Return the episode named ``part`` in a line, in the Cookbook's format, for the page."""
     row: Row = orjson.loads(line)
     if not part or part.isdigit():
         return rows_of(row)[int(part or 0)]

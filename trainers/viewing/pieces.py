@@ -1,6 +1,6 @@
-"""``pieces``: the text of each sampled token, decoded with the tokenizer that a record names.
+"""``pieces``: decode the text of each sampled token with the tokenizer named in the record.
 
-A tokenizer is read as data, from a base's or model's folder or the Hugging Face cache.
+Tokenizers are only read as data, from the folder of a base or model or from the Hugging Face cache.
 """
 
 import os
@@ -16,15 +16,16 @@ from evert.bridge.tokens.bases import BASES, base_path
 
 FILE = "tokenizer.json"
 LARGEST = 64 * 2**20
-"""Maximum bytes of a tokenizer's file, and maximum characters of an episode's texts."""
+"""Maximum size of a tokenizer file in bytes, and of an episode's texts in characters."""
 LONGEST = 5.0
-"""Maximum seconds to decode an episode, because tokenizers are untrusted."""
+"""Timeout for decoding an episode in seconds, because tokenizers are untrusted."""
 
 
 def pieces(tokenizer: Any, turns: Iterable[Sequence[int]]) -> list[list[str]] | None:
-    """Return a text per token, for each turn; None if the tokenizer fails or takes too long.
+    """Return the text of each token, by turn, or None if the tokenizer fails or takes too long.
 
-    If several tokens encode one character, the last gets the character, and the others are empty.
+    If a character is encoded as several tokens, the text of the last one is the character, and the
+    texts of the others are empty.
     """
     from tokenizers.decoders import DecodeStream  # type: ignore[import-untyped]
 
@@ -38,13 +39,13 @@ def pieces(tokenizer: Any, turns: Iterable[Sequence[int]]) -> list[list[str]] | 
                 remaining -= len(texts[-1])
                 if time.monotonic() > end or remaining < 0:
                     return None
-    except BaseException:  # the tokenizer's panics are not Exceptions
+    except BaseException:  # panics in the tokenizer are not subclasses of Exception
         return None
     return turn_texts
 
 
 def tokenizer_file(name: str, run: Path) -> Path | None:
-    """Return the file of a record's tokenizer; None if it is not on this machine."""
+    """Return the tokenizer file for a record, or None if it is not on this machine."""
     if name in BASES:
         return base_path(name) / FILE
     folders = (Path(), *list(run.resolve().parents)[:3])
@@ -59,7 +60,7 @@ def tokenizer_file(name: str, run: Path) -> Path | None:
 
 def _candidates(name: str, folders: Iterable[Path]) -> Iterable[Path]:
     for folder in folders:
-        yield folder / os.path.expanduser(name) / FILE  # an unknown "~user" stays unchanged
+        yield folder / os.path.expanduser(name) / FILE  # an unknown "~user" is kept as is
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -73,19 +74,19 @@ def _candidates(name: str, folders: Iterable[Path]) -> Iterable[Path]:
 
 @lru_cache(4)
 def load_tokenizer(file: Path) -> Any:
-    """Return a ``tokenizers.Tokenizer``; None if the file is invalid or unsafe."""
+    """Return a ``tokenizers.Tokenizer``, or None if the file is invalid or unsafe."""
     from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
     try:
         if _may_grow(orjson.loads(file.read_bytes()).get("decoder")):
             return None
         return Tokenizer.from_file(str(file))
-    except BaseException:  # the parser's panics are not Exceptions
+    except BaseException:  # panics in the parser are not subclasses of Exception
         return None
 
 
 def _may_grow(decoder: Any) -> bool:
-    """Return whether a decoder may lengthen a text, perhaps beyond memory or time limits."""
+    """Return whether a decoder may make the text longer, which could exhaust memory or time."""
     if isinstance(decoder, list):
         return any(map(_may_grow, decoder))
     if not isinstance(decoder, dict):

@@ -1,8 +1,8 @@
-"""``saved_page``: the viewer's page with its data, as one self-contained file.
+"""``saved_page``: the viewer's page and its data as a single self-contained file.
 
-The page's scripts and styles are inline. Its content security policy allows only these, by hash,
-and no requests. The server's answers are embedded as JSON, which the page reads instead of asking a
-server. Their texts are untrusted, so they are escaped and cannot end the JSON's script tag.
+Scripts and styles are inlined. The content security policy allows only these, by hash, and blocks
+all requests. The page does not need a server, because the server's answers are embedded as JSON.
+Untrusted text in the answers is escaped so that it cannot close the script tag.
 """
 
 import base64
@@ -23,30 +23,30 @@ from evert.trainers.viewing.answers import ANSWERS, PAGE, Answers, as_json, asse
 from evert.trainers.viewing.lines import SUMMARY, WRONG, Row
 
 LARGEST = 16 * 2**20
-"""Maximum bytes of a page."""
+"""Maximum size of a page in bytes."""
 STEPS, EPISODES = 3, 6
-"""Maximum steps of each run, and episodes of each step, in a page."""
+"""Maximum number of steps per run, and of episodes per step, to include."""
 MOST_STAGES = 500
-"""Maximum steps in a run's table."""
+"""Maximum number of steps to list for a run."""
 HOLDS = f"""the first, middle and last step of each run, and {EPISODES} episodes of each of these \
-steps: the worst, the best, and the first in order"""
+steps: the worst, the best, and the first of the others"""
 POLICY = """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src {}; \
 style-src {}; img-src data:; base-uri 'none'; form-action 'none'">"""
 DATA = '<script type="application/json" id="saved">{}</script>'
 ASSET = r'<script src="(.+?)"></script>|<link rel="stylesheet" href="(.+?)">'
 OVERHEAD = 200
-"""Maximum bytes of an answer's name."""
+"""Upper bound for the length of an answer's name."""
 _UNPRINTABLE = re.compile("[\x7f-\x9f]")
-"""Control characters that JSON does not escape, such as those that start terminal sequences."""
+"""Control characters that JSON does not escape, such as the start of terminal sequences."""
 
 
 def saved_page(answers: Answers, title: str, smooth: float) -> bytes:
-    """Return the page of all runs of an index, with as many episodes as fit into ``LARGEST``.
+    """Return the page for all runs in an index, with as many episodes as fit into ``LARGEST``.
 
     Args:
-        answers: Answers the queries that the page would send.
-        title: The page's title.
-        smooth: Weight of earlier values in the smoothed bold lines, from 0 to below 1.
+        answers: Answers the queries that the page would otherwise send to the server.
+        title: Title of the page.
+        smooth: Smoothing factor of the bold lines, at least 0 and less than 1.
 
     Raises:
         ReportError: The runs do not fit, even without episodes.
@@ -69,7 +69,7 @@ def saved_page(answers: Answers, title: str, smooth: float) -> bytes:
     room = LARGEST - OVERHEAD - len(_page(about, texts))
     if room < 0:
         raise ReportError(
-            f"The page would be larger than {LARGEST >> 20} MB, even without episodes. Name fewer "
+            f"The page would be larger than {LARGEST >> 20} MB, even without episodes. Pass fewer "
             "runs."
         )
     for name, query in _choices(answers):
@@ -85,7 +85,7 @@ def saved_page(answers: Answers, title: str, smooth: float) -> bytes:
 
 
 def _choices(answers: Answers) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield names and queries of the steps, then of episodes, the most important ones first."""
+    """Yield the queries to include: all steps, then the episodes, most important first."""
     steps = [step for run in answers.index.runs for step in _steps(answers, run)]
     yield from (("step", step) for step in steps)
     ids = [_episodes(answers, step) for step in steps]
@@ -104,7 +104,7 @@ def _steps(answers: Answers, run: int) -> Iterator[dict[str, str]]:
 
 
 def _episodes(answers: Answers, step: dict[str, str]) -> list[int]:
-    """Return the ids of a step's worst, best and first episodes; of recorded ones, if any."""
+    """Return the ids of a step's worst, best and first episodes (recorded ones, if any exist)."""
     rows = answers.step(step)["episodes"]
     rows = [row for row in rows if row["kind"] != SUMMARY] or rows
     by_reward = sorted(rows, key=lambda row: float(row["reward"]))
@@ -113,7 +113,7 @@ def _episodes(answers: Answers, step: dict[str, str]) -> list[int]:
 
 
 def _json(value: Row | str) -> str:
-    """Return JSON that is safe in a page, because it cannot contain a tag."""
+    """Return JSON that is safe to embed in HTML, because it cannot contain tags."""
     return _UNPRINTABLE.sub("\ufffd", as_json(value)).replace("<", "\\u003c")
 
 
@@ -135,6 +135,6 @@ def _page(about: Row, texts: dict[str, str]) -> bytes:
         "<title>": html.escape(redacted(about["title"])),
         "</main>": DATA.format(data),
     }
-    for place, text in parts.items():  # the data come last, so that no text in them is replaced
+    for place, text in parts.items():  # inserts the data last, so that nothing in it is replaced
         page = page.replace(place, f"{place}\n{text}", 1)
     return page.encode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""Reads a run folder for the page: ``overview`` for the list of runs, ``figures`` for one run.
+"""Read a run folder for the page: ``overview`` for the list of runs, ``figures`` for a single run.
 
-It does not import PyTorch, which would only cost memory.
+This must not import PyTorch, which would only waste memory.
 """
 
 import shlex
@@ -24,9 +24,9 @@ from evert.trainers.viewing.lines import Row
 from evert.trainers.viewing.tokens import Tokens, cost
 
 MOST_POINTS = 400
-"""Maximum points of a curve; neighbours are averaged, since they share pixels."""
+"""Maximum number of points in a curve. Beyond that, neighbouring points are averaged."""
 LONGEST, LONGEST_FACT = 160, 480
-"""Maximum characters of a setting, and of a fact or an error."""
+"""Maximum length of a setting, and of a fact or an error."""
 WAYS = {"greedy": "greedy", "temperature_1": "temperature 1"}
 
 
@@ -34,14 +34,14 @@ WAYS = {"greedy": "greedy", "temperature_1": "temperature 1"}
 def read(path: Path, stamps: object) -> Run:
     """Read a run's folder.
 
-    The stamps are part of the cache's key: if they change, the files are read again.
+    The stamps are only used as a cache key: if they change, the files are read again.
     """
     return read_folder(path)
 
 
 @lru_cache(1024)
 def overview(path: Path, stamps: object) -> Row:
-    """Return a run's row in the list: kind, settings, progress, and its two rewards by step."""
+    """Return a run's entry in the list: type, settings, progress, and reward curves."""
     run = read(path, stamps)
     settings = run.settings
     planned = settings.get("steps", settings.get("max_steps"))
@@ -68,7 +68,7 @@ def overview(path: Path, stamps: object) -> Row:
 
 
 def _facts(run: Run) -> dict[str, str]:
-    """Return facts from ``run.json`` as texts: engine, machine, versions, git, start, command."""
+    """Return facts from ``run.json`` as text: engine, machine, versions, git, start, command."""
     command = _as_list(run.facts.get("command"))
     texts = {name: _text(run.facts.get(name) or "") for name in ("started", "git")}
     texts |= {name: _pairs(run.facts.get(name)) for name in ("engine", "machine", "versions")}
@@ -82,9 +82,9 @@ def _pairs(value: Any) -> str:
 
 
 def figures(run: Run, stages: list[Row]) -> Row:
-    """Return the figures for which a run has metrics, and its scores, time and failures.
+    """Return the plots of all available metrics, and the scores, time and failures of a run.
 
-    ``stages`` are the run's steps, which have the intervals of the rewards.
+    ``stages`` are the run's steps, which contain the confidence intervals of the rewards.
     """
     keys = {key for row in run.rows for key in row}
     panels = [
@@ -105,7 +105,7 @@ def figures(run: Run, stages: list[Row]) -> Row:
 
 
 def _scores(run: Run) -> list[Row]:
-    """Return scores before and after training, or an evaluation's, by model and split."""
+    """Return the scores before and after training, or an evaluation's scores by model and split."""
     scores = [
         (f"{when} training, {name}", held_out[way])
         for when, held_out in (("before", run.before), ("after", run.after))
@@ -134,7 +134,7 @@ def _score(name: str, score: Score) -> Row:
 
 
 def token_texts(tokens: Tokens | None, prices: Mapping[str, float]) -> dict[str, str]:
-    """Return a run's tokens and their cost as texts; empty if they are unknown."""
+    """Return a run's token counts and their cost as text, or {} if they are unknown."""
     if tokens is None:
         return {}
     trained = count(tokens.train)
@@ -152,7 +152,7 @@ def token_texts(tokens: Tokens | None, prices: Mapping[str, float]) -> dict[str,
 
 
 def _failures(run: Path) -> Row:
-    """Return the kinds of failures by frequency, each with its last error; and skipped batches."""
+    """Return how often each type of failure occurred, its last error, and skipped batches."""
     counts, errors, skipped = Counter[str](), dict[str, str](), 0
     for batch in read_jsonl(run / files.BATCHES) if files.fits(run / files.BATCHES) else ():
         skipped += bool((batch.get("metrics") or {}).get(SKIPPED))
@@ -174,7 +174,7 @@ def _as_list(value: object) -> list[Any]:
 
 
 def points(curve: Curve, halves: Mapping[int, float] | None = None) -> Row:
-    """Return a curve for the page, with half of each value's interval if all are known."""
+    """Return a curve for the page, with confidence intervals if they are all known."""
     size = max(1, -(-len(curve.steps) // MOST_POINTS))
     ends = [curve.steps[min(start + size, len(curve.steps)) - 1]
             for start in range(0, len(curve.steps), size)]  # fmt: skip
@@ -192,7 +192,7 @@ def _text(value: Any) -> str:
 
 
 def _written(run: Path) -> float:
-    """Return the time of the last write, in seconds since 1970; 0.0 if the run is gone."""
+    """Return the Unix time of the last write, or 0.0 if the run no longer exists."""
     times = [0.0]
     for name in ("", files.RUN, files.METRICS, files.BATCHES, files.RESULT):
         with suppress(OSError):

@@ -1,9 +1,9 @@
-"""The page's server: it answers requests that have the link's token, in JSON, from the index.
+"""The page's HTTP server, which answers authorized requests from the index in JSON.
 
-It listens only on this machine. The page keeps the link's token and sends it with each request; a
-cookie would go to all servers on this machine, including those of other users. A request that names
-another host is refused, because a foreign page's name may resolve to this machine (DNS rebinding).
-``redacted`` removes known secrets from every answer.
+It only listens on this machine. The page stores the token from the link and sends it with each
+request. We don't use a cookie, because it would be sent to all servers on this machine, including
+those of other users. To prevent DNS rebinding, requests with an unknown ``Host`` are rejected.
+Known secrets are redacted in all responses.
 """
 
 import asyncio
@@ -33,19 +33,19 @@ HEADERS = {
 STATE = "state"
 REFUSED = "Open the link that `evert view` printed.\n"
 PATIENCE = 250
-"""A pause after a look or an answer is this many times as long, since runs need the CPU."""
+"""How long to pause after a look or an answer, as a multiple of its CPU time. Runs need the CPU."""
 AGAIN = "Evert-Again"
-"""Header: seconds before the page may refresh."""
+"""Header with the number of seconds before the page may refresh."""
 VERSION = "Evert-Version"
-"""Header: the index's version from which the answer comes."""
+"""Header with the version of the index that the answer is based on."""
 LOOKS = 1.0, 10.0
 """Minimum and maximum seconds between two looks at the files."""
 
 
 class Viewer:
-    """Answers requests from an index, which it keeps up to date while the page is open.
+    """Answers requests from an index, which is updated while the page is open.
 
-    ``prices`` are dollars per million tokens, for the cost of runs.
+    ``prices`` are in dollars per million tokens, and used to show the cost of runs.
     """
 
     def __init__(self, index: Index, prices: Mapping[str, float] | None = None) -> None:
@@ -63,7 +63,7 @@ class Viewer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching, and close the index."""
+        """Stop watching the files and close the index."""
         self._stopped.set()
         self._wake_up.set()
         self._thread.join()
@@ -77,7 +77,7 @@ class Viewer:
             try:
                 self.index.look(self._stopped)
                 self._trouble = ""
-            except Exception as error:  # a full disk, for example; the next look may succeed
+            except Exception as error:  # for example a full disk; the next try may succeed
                 self._trouble = f"{type(error).__name__}: {error}"
             shortest, longest = LOOKS
             self._stopped.wait(
@@ -85,7 +85,7 @@ class Viewer:
             )
 
     def app(self) -> web.Application:
-        """Return the web application."""
+        """Create the web application."""
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/api/{name}", self._api)
         app.router.add_get("/{name:[^/]*}", _asset)
@@ -109,7 +109,7 @@ class Viewer:
             raise web.HTTPForbidden(text=REFUSED)
         name = request.match_info["name"]
         if name not in (STATE, *ANSWERS):
-            raise web.HTTPNotFound(text="There is no such page.\n")
+            raise web.HTTPNotFound(text="Page not found.\n")
         self._wake_up.set()
         loop, version = asyncio.get_running_loop(), self.index.version
         body, spent = await loop.run_in_executor(self._reader, self._body, name, request.query)
@@ -121,11 +121,11 @@ class Viewer:
         try:
             row = self._state() if name == STATE else ANSWERS[name](self._answers, query)
         except (*WRONG, OSError, sqlite3.Error):  # for example, a file has changed
-            raise web.HTTPNotFound(text="This does not exist, or no longer exists.\n") from None
+            raise web.HTTPNotFound(text="This does not exist (anymore).\n") from None
         return as_json(row).encode("utf-8", "replace"), time.thread_time() - before
 
     def _state(self) -> Row:
-        """Return the index's version, the number of unread bytes, and the first error."""
+        """Return the version of the index, the number of unread bytes, and the first error."""
         index = self.index
         troubles = [*index.troubles.values(), self._trouble]
         trouble = next(filter(None, troubles), "")
@@ -142,5 +142,5 @@ async def _asset(request: web.Request) -> web.Response:
     name = request.match_info["name"] or PAGE
     kind = ASSETS.get(name)
     if kind is None:
-        raise web.HTTPNotFound(text="There is no such page.\n")
+        raise web.HTTPNotFound(text="Page not found.\n")
     return web.Response(text=asset(name), content_type=kind, charset="utf-8")

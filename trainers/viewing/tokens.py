@@ -1,9 +1,9 @@
-"""Counts a run's tokens, and computes their cost.
+"""Count a run's tokens and compute their cost.
 
-The Cookbook has metrics of prompt tokens and sampled tokens, but not of tokens trained on, since a
-conversation is trained on once, however many calls it took. We sum the lengths of the recorded
-episodes' lineages, and scale the sum up if some episodes are not recorded. Held-out tasks before
-the first step and after the last step are not counted.
+The Cookbook logs how many tokens are in prompts and how many are sampled, but not how many are
+trained on. A conversation is trained on only once, no matter how many calls it took. We therefore
+add up the lengths of all lineages in the recorded episodes, and scale the sum if not all episodes
+are recorded. The evaluations before the first step and after the last step are not included.
 """
 
 from collections.abc import Mapping
@@ -19,20 +19,20 @@ from evert.trainers.viewing.incremental_index import Index
 @final
 @dataclass(frozen=True)
 class Tokens:
-    """Tokens of a whole run."""
+    """Token counts of a whole run."""
 
     prefill: int
     sample: int
     train: int | None
-    """None if the rollouts do not record it."""
+    """None if it is not recorded in the rollouts."""
     is_estimate: bool
-    """Whether ``train`` is scaled up, since not all episodes are recorded."""
+    """Whether ``train`` was scaled up because not all episodes are recorded."""
 
 
 def cost(tokens: Tokens, prices: Mapping[str, float]) -> float | None:
-    """Return dollars for the tokens that have a price; None without prices or with unknown counts.
+    """Return the cost in dollars, or None if there are no prices or a priced count is unknown.
 
-    ``prices`` are dollars per million tokens, by the names of ``Tokens``.
+    ``prices`` are in dollars per million tokens, with the same names as in ``Tokens``.
     """
     counts = [(asdict(tokens)[name], price) for name, price in prices.items()]
     if not counts or any(count is None for count, _ in counts):
@@ -41,7 +41,10 @@ def cost(tokens: Tokens, prices: Mapping[str, float]) -> float | None:
 
 
 def count_tokens(run: Run, index: Index, number: int) -> Tokens | None:
-    """Count a run's tokens; ``number`` is its number in the index. None without such metrics."""
+    """Count a run's tokens, or return None if they were not logged.
+
+    ``number`` is the run's number in the index.
+    """
     if not any(f"{TRAIN}total_ac_tokens" in row for row in run.rows):
         return None
     prompt_tokens, sampled_tokens = (

@@ -1,7 +1,7 @@
 "use strict";
-/* The viewer's page. Each view is a function from the server's answer to DOM nodes. Every text becomes
-   a text node, and is never parsed as HTML. The URL's fragment names the view: "#run/3", "#episode/9".
-   A saved page (report_page.py) contains its answers, and does not ask the server. */
+/* The viewer's page. Each view is a function that converts the server's answer to DOM nodes. Text is
+   always inserted as text nodes and never parsed as HTML. The URL fragment selects the view: "#run/3",
+   "#episode/9". A saved page (report_page.py) contains all answers and does not need a server. */
 
 const view = document.getElementById("view");
 const trail = document.getElementById("trail");
@@ -30,12 +30,12 @@ const list = (value) => Array.isArray(value) ? value : [];
 const meanOf = (group) => group.reduce((sum, each) => sum + each.reward, 0) / (group.length || 1);
 const cut = (value, most) => value.length > most ? value.slice(0, most) + "\u2026" : value;
 
-/* The link's token is in localStorage: a cookie would go to every server on this machine. */
+/* The link's token is in localStorage, because a cookie would be sent to every server on this machine. */
 function ask(name, query = {}) {
   const token = localStorage.getItem("evert-token");
   return fetch(`api/${name}?` + new URLSearchParams(query), { headers: { Authorization: `Bearer ${token}` } });
 }
-/* Return whether a view can be shown; a saved page has only some steps and episodes. */
+/* Return whether a view can be shown, since a saved page only includes some steps and episodes. */
 const holds = (name, ...rest) => !saved || ["", "runs"].includes(name) ||
   [name, ...rest.slice(0, name === "step" ? 4 : 1)].join("/") in saved.answers;
 function keepToken() {
@@ -48,7 +48,7 @@ function keepToken() {
 async function get(name, query = {}) {
   if (saved) {
     const answer = saved.answers[[name, ...Object.values(query)].join("/")];
-    if (!answer) throw new Error("This page does not include this. evert view shows the whole run.");
+    if (!answer) throw new Error("This is not included in the saved page. Use evert view to see the whole run.");
     colours = answer.colours || colours;
     return answer;
   }
@@ -61,7 +61,7 @@ async function get(name, query = {}) {
   return found;
 }
 
-/* Make a table; on a phone, each cell has its column's name. Columns: [name, row -> cell, is a number, heading]. */
+/* Make a table. On phones, each cell shows the name of its column. Columns: [name, row -> cell, is a number, heading]. */
 function table(columns, rows, empty = "Nothing yet.") {
   if (!rows.length) return el("p", { className: "missing" }, empty);
   const cell = (row, [name, make, isNumber]) =>
@@ -85,8 +85,8 @@ function smoothed(values) {
   });
 }
 
-/* Return the limits of an axis: shares show 0 to 1, and flat lines show 0. Intervals (from bottom to
-   top) make the axis at most three times as long. */
+/* Return the limits of an axis: 0 to 1 for fractions, and including 0 for flat lines. Intervals (from
+   bottom to top) can make the axis at most three times as long. */
 function ends(unit, low, high, bottom = low, top = high) {
   const size = Math.max(Math.abs(low), Math.abs(high)), reach = Math.max(high - low, size);
   [low, high] = [Math.max(bottom, low - reach), Math.min(top, high + reach)];
@@ -97,9 +97,9 @@ function ends(unit, low, high, bottom = low, top = high) {
 }
 const extremes = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 
-/* Make a panel of lines {name, colour, steps, values, halves}: faint lines are measured, bold lines are
-   smoothed. "halves" has half the 95 % interval of each value, and is smoothed, too. The legend shows
-   the values at the cursor, or the last values. */
+/* Make a panel of lines {name, colour, steps, values, halves}. Faint lines show the raw values, bold
+   lines the smoothed ones. "halves" contains half of the 95% interval of each value, and is smoothed
+   as well. The legend shows the values at the cursor, or the last values. */
 function panel(title, unit, lines, label = "step") {
   const box = el("div", { className: "panel" }, el("h3", {}, title), el("p", { className: "quiet" }, unit));
   const style = getComputedStyle(document.documentElement);
@@ -155,7 +155,7 @@ const TOLD = ["log_path", "started", "command", "env", "tasks", "agent", "train_
 
 const isLive = (run) => run.what === "run" && !run.finished && Date.now() / 1000 - run.written < 120;
 
-/* Return the names of the texts that differ between the runs that have them. */
+/* Return the names of all texts that differ between the runs that have them. */
 const differing = (runs, texts) => [...new Set(runs.flatMap((run) => Object.keys(texts(run))))].filter((key) => !TOLD.includes(key) &&
   new Set(runs.map((run) => texts(run)[key]).filter((value) => value !== undefined)).size > 1);
 
@@ -185,11 +185,11 @@ async function showRuns() {
       ["held out", (run) => [run.scores.before ?? run.held_out.values[0], run.scores.after ?? run.held_out.values.slice(1).at(-1)]
         .filter((value) => value !== undefined).map((value) => number(value) || value).join(" \u2192 "), true],
       ["episodes", (run) => [count(run.episodes), el("br"), el("small", {}, `${count(run.recorded)} recorded`)], true],
-    ], runs, "These folders have no runs yet. New runs will appear here."),
-    about("Held out: mean reward at temperature 1 on tasks that are never trained on, before and after training."),
+    ], runs, "There are no runs in these folders yet. New runs will appear here."),
+    about("Held out: mean reward at temperature 1 on tasks that are not used for training, before and after training."),
   ];
 }
-/* Show several runs: a panel per metric with a line per run; tables of scores, costs and differences. */
+/* Compare several runs: a panel per metric with one line per run, and tables of scores, costs and differences. */
 async function showCompared(...ids) {
   const runs = await Promise.all(ids.map((run) => get("run", { run })));
   where([["runs", ...ids], counted(runs.length, "run")]);
@@ -205,11 +205,11 @@ async function showCompared(...ids) {
     el("h1", {}, home === "Runs" ? "Comparison of runs" : home),
     el("div", { className: "tools" }, smoothing()),
     section("Scores", compared(names((run) => run.table.map((row) => row.name)), (run, name) => score(run, name) && scoreText(score(run, name)))),
-    panels.size > 0 && section("Figures", el("div", { className: "panels" }, [...panels.values()].map((each) => panel(each.title, each.unit, lines(each.key))))),
+    panels.size > 0 && section("Plots", el("div", { className: "panels" }, [...panels.values()].map((each) => panel(each.title, each.unit, lines(each.key))))),
     section("Tokens and time", compared(["steps", ...names((run) => [...Object.keys(run.tokens), ...Object.keys(run.time || {})])], (run, name) =>
       name === "steps" ? progress(run) : run.tokens[name] ?? (run.time && run.time[name] !== undefined ? `${count(Math.round(run.time[name]))} s` : ""))),
     section("Differences", differ.map(([texts, keys]) => keys.length > 0 && compared(keys, (run, key) => texts(run)[key])),
-      differ.every(([, keys]) => !keys.length) && about("Settings, machines and versions are the same.")),
+      differ.every(([, keys]) => !keys.length) && about("All settings, machines and versions are the same.")),
   ];
 }
 const scoreText = (row) => [`reward ${row.reward}`, el("br"), el("small", {}, `success ${row.success}, ${counted(row.episodes, "episode")}`)];
@@ -245,33 +245,33 @@ async function showRun(id) {
     lastStep && !lastStep.model && el("div", { className: "tools" },
       link([...stagePath(id, lastStep), "worst"], `worst ${lastStep.recorded ? "recorded " : ""}episode of the last step`),
       link([...stagePath(id, lastStep), "best"], "best"), smoothing()),
-    run.table.length > 0 && section("Scores", about("Numbers in parentheses and after \u00b1 are 95 % intervals over tasks."), scoresTable(run.table), passAt(run.table)),
-    run.panels.length > 0 && section("Figures", el("div", { className: "panels" }, run.panels.map(draw)),
+    run.table.length > 0 && section("Scores", about("Numbers in parentheses and after \u00b1 are 95% confidence intervals over tasks."), scoresTable(run.table), passAt(run.table)),
+    run.panels.length > 0 && section("Plots", el("div", { className: "panels" }, run.panels.map(draw)),
       run.notes.length > 0 && about(run.notes.join(" ")), run.more.length > 0 && el("div", { className: "tools" }, pick), more),
     run.time && section("Where the time went", shares(run.time)),
-    Object.keys(run.tokens).length > 0 && section("Tokens and cost", about("Tokens of training, and of the held-out scores during training."), pairs(run.tokens)),
-    run.skipped > 0 && about(`Batches skipped because nothing could be learned from them: ${count(run.skipped)}.`),
-    run.failures.length > 0 && section("Episodes that failed", table([["kind", (f) => f.kind], ["episodes", (f) => count(f.count), true],
+    Object.keys(run.tokens).length > 0 && section("Tokens and cost", about("Tokens used for training, and for held-out scores during training."), pairs(run.tokens)),
+    run.skipped > 0 && about(`Batches skipped because there was nothing to learn from them: ${count(run.skipped)}.`),
+    run.failures.length > 0 && section("Episodes that failed", table([["type", (f) => f.kind], ["episodes", (f) => count(f.count), true],
       ["last error", (f) => cut(text(f.error), 400)]], run.failures)),
-    section(run.what === "evaluation" ? "Models" : "Steps", about(run.what === "run" && "Newest first. Samples are greedy episodes of a few held-out tasks. ", "Rewards cover all episodes if the run has summaries of all, otherwise only recorded episodes. \u00b1 is the mean's 95 % interval over groups. A group teaches if its rewards differ."), table([
+    section(run.what === "evaluation" ? "Models" : "Steps", about(run.what === "run" && "Newest first. Samples are greedy episodes of a few held-out tasks. ", "Rewards are over all episodes if the run has summaries of them, and otherwise only over recorded episodes. \u00b1 is the 95% confidence interval of the mean over groups. Only groups whose rewards differ contribute to learning."), table([
       ["", (stage) => link(stagePath(id, stage), nameOf(stage))],
       ["reward", (stage) => stage.score, true],
       ["lowest to highest", (stage) => `${number(stage.low)} to ${number(stage.high)}`, true],
-      ["groups that teach", (stage) => stage.split === "train" ? `${stage.mixed} of ${stage.groups}` : "", true],
+      ["groups to learn from", (stage) => stage.split === "train" ? `${stage.mixed} of ${stage.groups}` : "", true],
       ["episodes", (stage) => count(stage.episodes), true],
       ["recorded", (stage) => count(stage.recorded), true],
-    ], run.stages.toReversed().slice(0, 500), "No episodes are recorded yet.")),
+    ], run.stages.toReversed().slice(0, 500), "No episodes have been recorded yet.")),
     section("Settings", pairs(run.facts), el("details", {}, el("summary", {}, counted(Object.keys(run.settings).length, "setting")), pairs(run.settings))),
   ];
 }
 
-const pairs = (texts) => table([["", ([key]) => key], ["", ([, value]) => value]], Object.entries(texts), "Nothing is recorded.");
+const pairs = (texts) => table([["", ([key]) => key], ["", ([, value]) => value]], Object.entries(texts), "Nothing was recorded.");
 const scoresTable = (rows) => table([
   ["", (row) => row.name], ["episodes", (row) => count(row.episodes), true],
   ["success", (row) => row.success, true], ["reward", (row) => row.reward, true],
   ...rows[0].pass_at.map(({ k }, place) => [`pass@${k}`, (row) => row.pass_at[place] && row.pass_at[place].text, true]),
 ], rows);
-const passAt = (rows) => rows[0].pass_at.length > 1 && panel("pass@k", "share of tasks that one of k episodes solves, by k", rows.map((row, place) =>
+const passAt = (rows) => rows[0].pass_at.length > 1 && panel("pass@k", "share of tasks solved by one of k episodes, by k", rows.map((row, place) =>
   ({ name: row.name, colour: colourOf(place), dash: dashOf(place), steps: row.pass_at.map(({ k }) => k), values: row.pass_at.map(({ value }) => value) })), "k");
 
 function shares(parts) {
@@ -312,8 +312,8 @@ async function showStep(run, split, model, step, end) {
   const all = el("div", {}, rows(few));
   return [
     el("h1", {}, name),
-    section("Groups", el("div", { className: "tools" }, "order ", sort), table([
-      ["task", (group) => [cut(group.task, 160) || el("span", { className: "quiet" }, known(group) ? "without a task" : "not recorded"),
+    section("Groups", el("div", { className: "tools" }, "sort by ", sort), table([
+      ["task", (group) => [cut(group.task, 160) || el("span", { className: "quiet" }, known(group) ? "no task" : "not recorded"),
         group.members[0].seat && el("small", {}, ` seat ${group.members[0].seat}`)]],
       ["mean", (group) => number(group.mean), true], ["spread", (group) => number(group.spread), true],
       ["rewards", (group) => chips(group.members)],
@@ -352,9 +352,9 @@ async function showEpisode(...ids) {
   return [
     el("h1", {}, many ? "Two episodes" : `Episode, reward ${number(entry.reward, 3)}`),
     entry.task && about("task ", cut(entry.task, 200)),
-    el("div", { className: "tools" }, "colour of tokens", colour("none", "text only"),
-      colour("probability", "redder: less probable when sampled"),
-      colour("advantage", "blue: the episode earned more than its group's mean; orange: less"),
+    el("div", { className: "tools" }, "colour tokens by", colour("none", "text only"),
+      colour("probability", "redder tokens were less probable when sampled"),
+      colour("advantage", "blue: the episode's reward is above its group's mean; orange: below"),
       go(-1, "previous"), go(1, "next"), others.length > 0 && !many && beside),
     many ? el("div", { className: "sides two" }, found.map((each) => el("div", {}, el("h3", {}, link(["episode", each.entry.id],
       `${nameOf(each.entry)}: reward ${number(each.entry.reward, 3)}`)), talk(each))))
@@ -377,8 +377,8 @@ function talk(found) {
       el("h5", {}, [`turn ${place + 1}`, several && logs.caller && `called by ${text(logs.caller)}`,
         typeof step.ob_len === "number" && `${counted(step.ob_len, "token")} in, ${count(step.ac_len)} out`,
         step.reward ? `reward ${number(step.reward, 3)}` : "",
-        (step.metrics || {}).given_up && "given up: the agent never read this reply"].filter(Boolean).join(" \u00b7 "),
-      anew.has(place) && el("span", { className: "new" }, " \u00b7 a new sequence")),
+        (step.metrics || {}).given_up && "given up: the agent did not read this reply"].filter(Boolean).join(" \u00b7 "),
+      anew.has(place) && el("span", { className: "new" }, " \u00b7 new sequence")),
       list(call.tools).length > 0 && el("details", {}, el("summary", {}, counted(call.tools.length, "tool")),
         el("pre", {}, JSON.stringify(call.tools, null, 1))),
       list(call.messages).map(message), reply,
@@ -388,8 +388,8 @@ function talk(found) {
         !(step.call && ["told", "said"].includes(key))).map(([key, value]) =>
         el("p", { className: key === "said" ? "said" : "" }, el("b", {}, key, " "), el("bdi", {}, text(value)))),
       logs.drift && el("p", { className: "break" }, `The next prompt does not continue the sampled tokens: ${text(logs.drift)}. ${text(logs.drift_at)}`));
-  }), list(row.steps).length === 0 && about("The agent called no model."),
-  entry.kind === "summary" && about("The messages were not recorded. record=1 records all episodes in full."));
+  }), list(row.steps).length === 0 && about("The agent did not call a model."),
+  entry.kind === "summary" && about("The messages were not recorded. Use record=1 to record all episodes in full."));
 }
 
 function message(said) {
@@ -433,14 +433,14 @@ function facts({ row, group, entry, pieces }) {
     steps.some((step) => step.prompt) && el("div", { className: "card tree" }, el("h3", {}, "Token sequences"),
       about(counted(entry.lineages, "datum").replace("datums", "data"), " to train on, ", counted(entry.breaks, "break")), sequenceList(sequences(steps))),
     steps.some((step) => step.tokens) && !pieces && el("p", { className: "quiet" },
-      `The tokenizer ${text(row.tokenizer)} is not on this machine, so tokens cannot be coloured.`),
+      `Tokens cannot be coloured, because the tokenizer ${text(row.tokenizer)} is not on this machine.`),
   ];
 }
 
-/* Return an episode's token sequences: lists of turns in which each turn continues all tokens of the
-   previous one. If a new sequence continues an earlier turn, "from" is that turn. Otherwise "root" and
-   "shared" are the first turn of the sequence (of the last 20) with the longest common prefix, and that
-   prefix's length. "why" is what broke the caller's earlier sequence. */
+/* Return an episode's token sequences, which are lists of turns where each turn extends all tokens of
+   the previous one. If a new sequence continues an earlier turn, "from" is that turn. Otherwise, we
+   look for the longest common prefix among the last 20 sequences. "root" is the first turn of that
+   sequence and "shared" the length of the prefix. "why" is what broke the caller's previous sequence. */
 function sequences(steps) {
   const data = [];
   if (!steps.some((step) => step.prompt)) return data;
@@ -485,7 +485,7 @@ async function showSearch(words) {
   where([["search", words], `\u201c${words}\u201d`]);
   return [el("h1", {}, counted(episodes.length, "episode")), about(`Episodes that contain \u201c${words}\u201d, newest first.`),
     table([["run", (each) => link(["run", each.run], each.name)], ["", (each) => nameOf(each)], ...episodeColumns.filter(([name]) =>
-      ["reward", "turns", "task", "last reply"].includes(name))], episodes, "No episode contains these words.")];
+      ["reward", "turns", "task", "last reply"].includes(name))], episodes, "No episodes contain these words.")];
 }
 
 function where(...places) {
@@ -512,7 +512,7 @@ async function lookAgain() {
   if (document.hidden) return;
   try {
     const state = await (await ask("state")).json();
-    document.getElementById("behind").textContent = state.trouble ? `Not everything can be read: ${state.trouble}.` : state.behind > 1e6 ? `${count(Math.round(state.behind / 1e6))} MB left to read.` : "";
+    document.getElementById("behind").textContent = state.trouble ? `Not everything can be read: ${state.trouble}.` : state.behind > 1e6 ? `${count(Math.round(state.behind / 1e6))} MB remaining to read.` : "";
     const name = location.hash.slice(1).split("/")[0];
     if (String(state.version) === version || Date.now() < notBefore || !changes(name)) return;
     if (!view.contains(document.activeElement)) await show();
@@ -528,7 +528,7 @@ document.addEventListener("keydown", (event) => {
 });
 addEventListener("hashchange", () => { scrollTo(0, 0); show(); });
 let resized;
-let width = innerWidth;  // on phones, scrolling changes the height
+let width = innerWidth;  // ignore the height, which changes when scrolling on phones
 addEventListener("resize", () => {
   clearTimeout(resized);
   if (innerWidth !== width) resized = setTimeout(show, 200);
@@ -537,7 +537,7 @@ addEventListener("resize", () => {
 if (saved) {
   const { written, version: evert, holds: what, omitted } = saved.about;
   for (const id of ["search", "slash"]) document.getElementById(id).remove();
-  document.getElementById("behind").textContent = `Saved by evert ${evert}, ${written}. This page has ${what}.` +
+  document.getElementById("behind").textContent = `Saved by evert ${evert}, ${written}. This page includes ${what}.` +
     (omitted ? ` ${count(omitted)} more steps or episodes did not fit.` : "");
 } else {
   setInterval(lookAgain, 2000);

@@ -1,8 +1,8 @@
-"""``RayRollouts``: workers are Ray actors, on this machine or on a cluster.
+"""``RayRollouts``: uses Ray actors as workers, on this machine or on a cluster.
 
-Each actor plays its groups concurrently on one event loop. Ray itself does not restart actors or
-retry calls: a dead actor's groups go back to the executor, which counts them and starts another
-actor, unless Ray has died on this machine.
+Each actor plays its groups concurrently on one event loop. Ray doesn't restart actors or retry
+calls by itself. When an actor dies, its groups are returned to the executor, which counts them and
+starts a new actor, unless Ray has died on this machine.
 """
 
 import asyncio
@@ -23,23 +23,23 @@ from evert.trainers.workers.supervision import ANSWER_SECONDS, Worker, WorkerLos
 logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0
-"""Seconds to wait for an actor before checking Ray and logging a warning."""
+"""Seconds to wait for an actor before checking on Ray and logging a warning."""
 NO_ROOM = (
-    "A worker is waiting for room on the Ray cluster (`ray status` shows free resources). Use "
-    "fewer workers, or fewer CPUs for each (num_cpus=). Workers that have started keep playing."
+    "A worker is waiting for free resources on the Ray cluster (see `ray status`). Use fewer "
+    "workers, or fewer CPUs per worker (num_cpus=). Workers that have started keep running."
 )
 NODE_DIED = (
-    "Ray's node on this machine has died: no more groups can be played. See its logs in "
-    "/tmp/ray/session_latest/logs; the usual cause is memory. Restart Ray and resume the run with "
-    "the same command, or play in processes on this machine (rollouts=pool)."
+    "The Ray node on this machine has died, so no more groups can be played. See its logs in "
+    "/tmp/ray/session_latest/logs. It usually dies because it runs out of memory. Restart Ray and "
+    "resume the run with the same command, or use processes on this machine (rollouts=pool)."
 )
 NOT_STARTED = (
-    "Ray cannot be started on this machine ({}: {}). Try again when the machine is less busy, or "
-    "start Ray separately (`ray start --head`) and pass ray_address=auto, or play without Ray "
+    "Ray could not be started on this machine ({}: {}). Try again when the machine is less busy, "
+    "start Ray separately (`ray start --head`) and pass ray_address=auto, or don't use Ray "
     "(rollouts=pool)."
 )
 OWN = "local"
-"""The address with which Ray starts a new cluster on this machine."""
+"""The address that makes Ray start a new cluster on this machine."""
 
 
 class RayRollouts(WorkerExecutor):
@@ -48,26 +48,26 @@ class RayRollouts(WorkerExecutor):
         with RayRollouts(workers=64, groups_per_worker=8, address="auto") as rollouts:
             asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
-    If this process already uses Ray, the executor uses it, too. Otherwise it starts Ray or joins a
-    cluster, and calls ``ray.shutdown()`` when it ends.
+    If Ray is already initialized in this process, the executor uses it. Otherwise, it starts Ray or
+    joins a cluster, and calls ``ray.shutdown()`` when it is shut down.
 
     Args:
-        workers: Number of actors; None: one per core that this process may use.
-        groups_per_worker: Maximum groups that an actor plays concurrently, on its event loop.
-        address: A cluster's address: "auto", "HOST:6379" or "ray://HOST:10001"; None: RAY_ADDRESS,
-            or a new cluster on this machine.
-        host: Address of this machine at which workers sample from its engine; None: loopback if
-            this machine is the only node, else this machine's address in Ray.
+        workers: Number of actors (default: one per core available to this process).
+        groups_per_worker: Maximum number of groups that an actor plays concurrently.
+        address: The cluster's address: "auto", "HOST:6379" or "ray://HOST:10001" (default:
+            RAY_ADDRESS, or a new cluster on this machine).
+        host: Address of this machine that workers use to sample from its engine (default: loopback
+            if this machine is the only node, otherwise its address in Ray).
         worker_timeout: See ``PoolRollouts``.
-        **options: Options of each actor: ``num_cpus`` (1), ``resources``, ``runtime_env``, ...
+        **options: Options for each actor: ``num_cpus`` (1), ``resources``, ``runtime_env``, ...
 
     Attributes:
-        lost_groups: Losses of groups so far: a worker that dies loses each group that it plays.
+        lost_groups: How many times a group has been lost so far because its worker died.
 
     Raises:
-        ValueError: A number is below 1, or a time is not above 0.
-        ConnectionError: There is no cluster at the address.
-        WorkerError: Ray cannot be started.
+        ValueError: A number is less than 1, or a timeout is not greater than 0.
+        ConnectionError: There is no cluster at this address.
+        WorkerError: Ray could not be started.
         MissingPackageError: Ray is not installed.
     """
 
@@ -91,7 +91,8 @@ class RayRollouts(WorkerExecutor):
             )
         nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
         near = _near(nodes, ray.util.get_node_ip_address())
-        # Two extra calls run alongside the groups: ``wait``, which never returns, and ``ready``.
+        # Allow two calls in addition to the groups: ``wait``, which never returns, and
+        # ``ready``.
         options = {"num_cpus": 1, **options, "max_concurrency": groups_per_worker + 2}
         self._actor = ray.remote(Actor).options(**options)
         self._node = ray.get_runtime_context().get_node_id()
@@ -100,7 +101,7 @@ class RayRollouts(WorkerExecutor):
         )
 
     async def start_worker(self) -> Worker:
-        """Start an actor; wait until the cluster has room for it.
+        """Start an actor, waiting until the cluster has enough resources for it.
 
         Raises:
             WorkerLost: The actor died before it was ready.
@@ -130,8 +131,8 @@ def _ray() -> Any:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            "RayRollouts needs the package ray, which is not installed. Install it with "
-            "pip install 'evert[ray]', or use evert.PoolRollouts: processes on this machine."
+            "RayRollouts requires the ray package, which is not installed. Run "
+            "pip install 'evert[ray]', or use evert.PoolRollouts to use processes on this machine."
         ) from error
 
 
@@ -147,7 +148,7 @@ def _start_ray(ray: Any, address: str, cpus: int) -> None:
 
 
 class Actor:
-    """The actor, as it runs in its process."""
+    """The Ray actor."""
 
     def __init__(self, path: list[str]) -> None:
         from evert.trainers.workers.playing import become_worker
@@ -156,22 +157,22 @@ class Actor:
         become_worker()
 
     async def ready(self) -> int:
-        """Return the process's id."""
+        """Return the process id."""
         return os.getpid()
 
     async def wait(self) -> None:
-        """Never return: the call fails when the process ends."""
+        """Never return. The call fails when the process exits."""
         await asyncio.Event().wait()
 
     async def play(self, parcel: bytes) -> bytes:
-        """Play a group; return its packed ``GroupOutcome``."""
+        """Play a group and return its packed ``GroupOutcome``."""
         from evert.trainers.workers.playing import play
 
         return await play(parcel)
 
 
 class RayWorker:
-    """The executor's handle of an actor; its methods are those of ``Worker``."""
+    """The executor's handle for an actor. Implements ``Worker``."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -180,12 +181,12 @@ class RayWorker:
         self.lost: WorkerLost | None = None
 
     async def ready(self) -> None:
-        """Wait until the actor's event loop answers, or the actor has died."""
+        """Wait until the actor's event loop responds or the actor has died."""
         with suppress(WorkerLost):
             self.pid = await self._answer(self._actor.ready.remote())
 
     async def play(self, parcel: bytes) -> bytes:
-        """Play a group; return its packed ``GroupOutcome``. Cancelling this cancels the group."""
+        """Play a group and return its packed ``GroupOutcome``. Can be cancelled."""
         reference = self._actor.play.remote(parcel)
         try:
             data: bytes = await self._answer(reference)
@@ -200,13 +201,13 @@ class RayWorker:
             await self._answer(self._actor.wait.remote())
 
     async def end(self, why: str = "") -> None:
-        """Kill the actor; the error gives ``why`` as the reason, or else Ray's own."""
+        """Kill the actor. Errors will state ``why``, if given, or the reason reported by Ray."""
         if why:
-            self._why = f"process {self.pid} was killed, since it {why}"
+            self._why = f"process {self.pid} was killed because it {why}"
         _ray().kill(self._actor)
 
     async def _answer(self, reference: Any) -> Any:
-        """Wait for the result of a call; raise WorkerLost if the actor died."""
+        """Wait for the result of a call. Raise ``WorkerLost`` if the actor died."""
         try:
             return await reference
         except _ray().exceptions.RayError as error:
@@ -216,7 +217,7 @@ class RayWorker:
 
 
 def _near(nodes: Sequence[str], host: str) -> str:
-    """Return the address at which workers on these nodes reach this machine."""
+    """Return the address that workers on these nodes can use to reach this machine."""
     return "127.0.0.1" if list(nodes) == [host] else host
 
 

@@ -1,16 +1,16 @@
-"""Errors of rollouts in workers.
+"""Exceptions raised by rollouts in workers.
 
 EvertError
-├── WorkerError       (RuntimeError)   workers cannot be started, or cannot get a group
-└── LostGroupError    (RuntimeError)   a group's worker died each time the group was played
+├── WorkerError       (RuntimeError)   workers cannot be started, or a group cannot be sent to one
+└── LostGroupError    (RuntimeError)   a group's worker died on every attempt
 """
 
 from evert.bridge.errors import EvertError
 
 
 class WorkerError(EvertError, RuntimeError):
-    """Workers cannot be started, or a group cannot be sent to a worker or back."""
+    """Workers could not be started, or a group or its result could not be sent."""
 
 
 class LostGroupError(EvertError, RuntimeError):
-    """A group's worker died each time the group was played, the last time without other groups."""
+    """A group's worker died on every attempt, even when it played no other group."""

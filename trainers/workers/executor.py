@@ -1,11 +1,12 @@
-"""``WorkerExecutor``: plays the Cookbook's groups on workers; a subclass starts the workers.
+"""``WorkerExecutor``: base class for executors that play Cookbook groups on workers.
 
     with PoolRollouts(workers=4, groups_per_worker=8) as rollouts:
         asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
-Everything runs on one event loop in the executor's own thread, so there are no locks. If a worker
-dies, its groups are counted and played again. If a group's worker dies ``MOST_LOSSES`` times, the
-last time without other groups, an error that names the group's task is raised.
+Subclasses define how workers are started. Everything runs on a single event loop in the executor's
+thread, so no locks are needed. If a worker dies, its groups are counted and rerun. If the same
+group loses ``MOST_LOSSES`` workers, an error that includes its task is raised. For the last
+attempt, the group gets a worker of its own.
 """
 
 import asyncio
@@ -31,19 +32,19 @@ from evert.trainers.workers.travel import GroupOutcome, unpack
 logger = logging.getLogger(__name__)
 
 MOST_LOSSES = 3
-"""Number of dead workers after which a group is given up."""
+"""How many workers may die while playing a group before we give up."""
 ALONE_AFTER = 2
-"""Number of dead workers after which a group is played alone on a worker."""
+"""How many workers may die while playing a group before it gets a worker of its own."""
 
 Tell = Callable[..., object]
-"""Calls a function with arguments on the event loop that submitted the group."""
+"""Calls a function with arguments on the event loop from which the group was submitted."""
 
 
 class WorkerExecutor(Executor):
     """Plays groups on workers."""
 
     kind: ClassVar[str] = "workers"
-    """The workers' kind, for messages."""
+    """Describes the workers in messages."""
 
     def __init__(
         self,
@@ -58,7 +59,9 @@ class WorkerExecutor(Executor):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}.")
         if worker_timeout is not None and not worker_timeout > 0:
-            raise ValueError(f"worker_timeout must be above 0, or None, got {worker_timeout}.")
+            raise ValueError(
+                f"worker_timeout must be greater than 0 or None, got {worker_timeout}."
+            )
         self.workers = workers
         self.worker_timeout = worker_timeout
         self.lost_groups = 0
@@ -76,14 +79,14 @@ class WorkerExecutor(Executor):
         raise NotImplementedError
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Play one of the Cookbook's groups; return a future of its trajectories, or of None.
+        """Play a Cookbook group. The future's result is its trajectories, or None if it is dropped.
 
-        If called on an event loop, this reports the group's result to its strategy on that loop.
+        If this is called on an event loop, the group's strategy is notified on the same loop.
         """
         if fn is not _run_rollout_sync:
             raise WorkerError(
-                f"A {type(self).__name__} was given {repr_of(fn)}; it only plays groups of the "
-                "Cookbook's rl.train.main (rollout_executor=). Use another "
+                f"A {type(self).__name__} was given {repr_of(fn)}, but it can only play groups "
+                "from the Cookbook's rl.train.main (rollout_executor=). Use a different "
                 "executor for other work."
             )
         if self._is_closed:
@@ -92,9 +95,9 @@ class WorkerExecutor(Executor):
         return asyncio.run_coroutine_threadsafe(self._group(task, _teller()), self._loop)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the workers after the submitted groups have ended; later calls do nothing."""
+        """Stop the workers once all submitted groups have finished. Idempotent."""
         self._is_closed = True
-        with suppress(RuntimeError):  # the loop is closed already
+        with suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._finish, cancel_futures)
         if wait:
             self._thread.join()
@@ -103,7 +106,7 @@ class WorkerExecutor(Executor):
         self.shutdown(cancel_futures=kind is not None)
 
     def __str__(self) -> str:
-        return f"{self.workers} {self.kind} of up to {self.groups_per_worker} groups each"
+        return f"{self.workers} {self.kind} with up to {self.groups_per_worker} groups each"
 
     # -- in the executor's thread ----------------------------------------------------------------
 
@@ -124,7 +127,7 @@ class WorkerExecutor(Executor):
             self._release()
 
     def _release(self) -> None:
-        """Release the workers' resources after the workers have ended."""
+        """Release shared resources after the workers have stopped."""
 
     def _finish(self, give_up: bool) -> None:
         if give_up:
@@ -170,20 +173,20 @@ class WorkerExecutor(Executor):
             except WorkerLost as error:
                 lost = error
             self.lost_groups += 1
-            logger.warning("%s was lost with its worker: %s.", _name(task), lost)
+            logger.warning("%s was lost because its worker died: %s.", _name(task), lost)
             if (count_lost := getattr(task.strategy, "count_lost", None)) is not None:
                 tell(count_lost, str(lost))
         raise LostGroupError(
-            f"{_name(task)} was lost with its worker {MOST_LOSSES} times, the last time with "
-            f"no other group on that worker: {lost}. Find what ends that process (memory, "
-            "os._exit, a crash in a C extension), or blocks its event loop for longer than "
-            "worker_timeout (an async agent that computes). In the trainer's own process, "
-            "this group would end or block the run."
+            f"{_name(task)} was lost because its worker died {MOST_LOSSES} times, the last time "
+            f"with no other groups on that worker: {lost}. Find out what kills the process (out "
+            "of memory, os._exit, a crash in a C extension) or blocks its event loop for longer "
+            "than worker_timeout (computation in an async agent). In the trainer's process, this "
+            "group would crash or block the run."
         )
 
 
 def _teller() -> Tell:
-    """Return a ``Tell`` that calls in order on the running loop, or at once without a loop."""
+    """Return a ``Tell``: it calls functions on the running loop, or at once if there is none."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -200,5 +203,5 @@ def _name(task: Any) -> str:
     builder = task.env_group_builder
     agent = getattr(builder, "agent", None)
     if agent is None:
-        return f"The group of {repr_of(builder)}"
-    return f"The group of the agent {agent_name(agent)} on the task {repr_of(builder.task)}"
+        return f"The group {repr_of(builder)}"
+    return f"The group of agent {agent_name(agent)} on task {repr_of(builder.task)}"

@@ -1,8 +1,8 @@
-"""Serves this process's sampling clients to groups in workers.
+"""Makes this process's sampling clients available to groups in workers.
 
-A policy service, started for the first client, serves the clients of the embedded engine. A client
-is withdrawn when no running group uses it and there is a newer client. Tinker SDK clients are
-pickled instead, since they reach their service from any machine.
+Embedded engine clients are served by a policy service, which is started for the first client. An
+old client is withdrawn once there is a newer one and no running group uses the old one. Tinker SDK
+clients are pickled instead, because they can connect to their service from any machine.
 """
 
 import logging
@@ -21,18 +21,18 @@ from evert.trainers.workers.travel import Parcel, pack
 
 
 class Offers:
-    """Serves sampling clients to workers, and withdraws them."""
+    """Serves sampling clients to workers until they are no longer needed."""
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._service: PolicyService | None = None
         self._groups = Counter[SamplingClient]()
-        """Number of running groups per client of the policy."""
+        """Number of running groups per policy client."""
         self._newest: SamplingClient | None = None
 
     @asynccontextmanager
     async def packed(self, task: Any) -> AsyncIterator[bytes]:
-        """Pack a task for a worker; its sampling clients are served inside the block."""
+        """Pack a task for a worker, and serve its sampling clients inside the block."""
         client = task.sampling_client
         if isinstance(client, SamplingClient):
             self._newest = client

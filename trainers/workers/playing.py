@@ -1,7 +1,7 @@
-"""Plays a group in a worker, concurrently with other groups on one event loop.
+"""Plays a group in a worker, concurrently with other groups on the same event loop.
 
-Groups do not run in threads, because unpickled renderers share the Cookbook's tokenizer, which
-cannot encode in two threads at once.
+Groups don't run in separate threads, because unpickled renderers share the Cookbook's tokenizer,
+which is not thread-safe.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from evert.trainers.workers.errors import WorkerError
 from evert.trainers.workers.travel import GroupOutcome, PackedError, Parcel, pack, unpack
 
 _records: ContextVar[list[logging.LogRecord] | None] = ContextVar("evert_records", default=None)
-"""Log records of the group that runs in this context."""
+"""Log records of the group that is running in this context."""
 _process = ExitStack()
-"""Contexts that stay open until the process ends."""
+"""Context managers that stay open until the process exits."""
 _guarded: set[frozenset[str]] = set()
 _unpacking = asyncio.Lock()
 
 
 async def play(data: bytes) -> bytes:
-    """Play a packed ``Parcel``; return its packed ``GroupOutcome``."""
+    """Play a packed ``Parcel`` and return its packed ``GroupOutcome``."""
     outcome = GroupOutcome()
     _records.set(outcome.records)
     try:
-        async with _unpacking:  # imports may be slow; the event loop must still answer
+        async with _unpacking:  # imports may be slow and must not block the event loop
             parcel: Parcel = await asyncio.to_thread(unpack, data)
         _prepare(parcel)
         try:
@@ -43,11 +43,11 @@ async def play(data: bytes) -> bytes:
             outcome.rewards = getattr(builder, "rewards", None)
     except asyncio.CancelledError:
         raise
-    except BaseException as error:  # the agent raised it, even a KeyboardInterrupt
+    except BaseException as error:  # agents can raise anything, even KeyboardInterrupt
         outcome.error = PackedError.of(error)
     try:
         return pack(outcome)
-    except WorkerError as error:  # a user's metrics cannot be pickled, for example
+    except WorkerError as error:  # for example, the user's metrics can't be pickled
         return pack(GroupOutcome(error=PackedError.of(error), account=outcome.account))
 
 
@@ -70,10 +70,10 @@ def _prepare(parcel: Parcel) -> None:
 
 
 class LogBuffer(logging.Handler):
-    """Keeps a group's log records, which the trainer's process then logs."""
+    """Collects a group's log records, which are then logged by the trainer's process."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record as text, since its arguments and exception may not pickle."""
+        """Store a record as text, since its arguments and exception might not be picklable."""
         if (records := _records.get()) is not None:
             record.msg, record.args = self.format(record), None
             record.exc_info = record.exc_text = record.stack_info = None
@@ -81,5 +81,5 @@ class LogBuffer(logging.Handler):
 
 
 def become_worker() -> None:
-    """Prepare a process for groups: their log records are sent to the trainer."""
+    """Configure logging so that groups' log records are sent to the trainer."""
     logging.getLogger().handlers[:] = [LogBuffer()]

@@ -1,9 +1,10 @@
-"""``PoolRollouts``: workers are processes on this machine.
+"""``PoolRollouts``: uses processes on this machine as workers.
 
-Each is a fresh interpreter (nothing is forked, and ``__main__`` is not imported again) in a new
-session, so that Ctrl-C reaches only the trainer. Trainer and worker communicate over the worker's
-standard streams: when the trainer ends, the worker's input ends, and the worker exits. Processes
-that a dead worker has forked may keep the streams open, so the executor also watches the process.
+Each worker is a fresh interpreter (it is not forked, and doesn't import ``__main__`` again) in a
+new session, so that Ctrl-C only reaches the trainer. The trainer and the worker communicate over
+the worker's stdin and stdout. When the trainer exits, the worker's stdin is closed, and the worker
+exits. If a dead worker has forked other processes, these may keep the streams open, so the executor
+also watches the process itself.
 """
 
 import asyncio
@@ -25,11 +26,11 @@ from evert.trainers.workers.process import BOOT, END_SECONDS, HEAD, READY, frame
 from evert.trainers.workers.supervision import Worker, WorkerLost, answers
 
 START_SECONDS = 300.0
-"""Seconds that a worker may take to be ready: many may import heavy modules at once."""
+"""Startup timeout in seconds. It is long because many workers may import large modules at once."""
 REST_SECONDS = 2.0
-"""Seconds that the streams and the process may outlive each other."""
+"""Maximum number of seconds between the end of the streams and the end of the process."""
 SPARE_SECONDS = 5.0
-"""Seconds that a worker may take to end, beyond ``END_SECONDS`` for its groups."""
+"""Seconds that a worker may take to exit, in addition to ``END_SECONDS`` for its groups."""
 
 
 class PoolRollouts(WorkerExecutor):
@@ -39,17 +40,17 @@ class PoolRollouts(WorkerExecutor):
             asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
     Args:
-        workers: Number of processes; None: one per core that this process may use.
-        groups_per_worker: Maximum groups that a worker plays concurrently, on its event loop.
-        worker_timeout: Seconds within which a worker's event loop has to answer, or the worker is
-            killed. Blocking agents run in threads, and do not block the loop; async agents that
-            compute block it, and so does C code that keeps the GIL. None: no limit.
+        workers: Number of processes (default: one per core available to this process).
+        groups_per_worker: Maximum number of groups that a worker plays concurrently.
+        worker_timeout: If a worker's event loop doesn't respond for this many seconds, the worker
+            is killed (None: never). Synchronous agents run in threads and don't block the event
+            loop. It can be blocked by computation in async agents, or by C code that holds the GIL.
 
     Attributes:
-        lost_groups: Losses of groups so far: a worker that dies loses each group that it plays.
+        lost_groups: How many times a group has been lost so far because its worker died.
 
     Raises:
-        ValueError: A number is below 1, or a time is not above 0.
+        ValueError: A number is less than 1, or a timeout is not greater than 0.
     """
 
     kind = "processes on this machine"
@@ -78,7 +79,7 @@ class PoolRollouts(WorkerExecutor):
 
 
 class PoolWorker(SubprocessStreamProtocol):
-    """A process that plays groups (``process.py``); asyncio's protocol for its streams."""
+    """A process that plays groups (``process.py``), as an asyncio protocol for its streams."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -90,18 +91,18 @@ class PoolWorker(SubprocessStreamProtocol):
         self._why = ""
 
     def connection_made(self, transport: Any) -> None:
-        """Note that the process has started."""
+        """Called when the process has started."""
         super().connection_made(transport)
         self.pid, self._process = transport.get_pid(), transport
         self._attending = asyncio.create_task(self._attend())
 
     def process_exited(self) -> None:
-        """Note that the process has ended; other processes may still have its streams open."""
+        """Called when the process has exited. Its forks may still have the streams open."""
         super().process_exited()
         self._exited.set_result(None)
 
     async def play(self, parcel: bytes) -> bytes:
-        """Play a group; return its packed ``GroupOutcome``. Cancelling this cancels the group."""
+        """Play a group and return its packed ``GroupOutcome``. Can be cancelled."""
         number = next(self._numbers)
         try:
             data = await self._reply_to(number, parcel)
@@ -109,24 +110,24 @@ class PoolWorker(SubprocessStreamProtocol):
             self._send(number, b"")
             raise
         if not data:
-            await self.end("gave up a group that it had to play")
+            await self.end("abandoned a group that was not cancelled")
             raise self.lost or WorkerLost()
         return data
 
     async def ready(self) -> None:
-        """Wait until the worker's event loop answers, or the worker has died."""
+        """Wait until the worker's event loop responds or the worker has died."""
         with suppress(WorkerLost):
             await self._reply_to(READY, b"")
 
     async def wait_gone(self) -> None:
-        """Wait until the worker has died, or has closed its pipe."""
+        """Wait until the worker has died or closed its pipe."""
         await asyncio.wait([self._attending])
 
     async def end(self, why: str = "", number: signal.Signals = signal.SIGABRT) -> None:
-        """Make the process cancel its groups and exit; then kill it and its forks.
+        """Make the process cancel its groups and exit, then kill it and its forks.
 
-        If a reason is given, the process gets the signal ``number`` and no time to clean up, and
-        errors name the reason; on SIGABRT the process writes its threads' stacks.
+        If a reason is given, the signal ``number`` is sent to the process without giving it time to
+        clean up, and errors state the reason. On SIGABRT, the process dumps its threads' stacks.
         """
         self._why = why or self._why
         patience = REST_SECONDS if self._why else END_SECONDS + SPARE_SECONDS
@@ -144,7 +145,7 @@ class PoolWorker(SubprocessStreamProtocol):
             self._process.close()
 
     async def _attend(self) -> None:
-        """Deliver results until the process ends; its unfinished groups are then lost."""
+        """Deliver results until the process exits. Groups that are unfinished by then are lost."""
         reading = asyncio.create_task(self._read())
         await asyncio.wait([reading, self._exited], return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait([reading, self._exited], timeout=REST_SECONDS)
@@ -183,9 +184,9 @@ class PoolWorker(SubprocessStreamProtocol):
 
     def _ending(self) -> str:
         if self._why:
-            return f"was killed, since it {self._why}"
+            return f"was killed because it {self._why}"
         code = self._process.get_returncode()
         if code >= 0:
-            return f"ended with exit status {code}"
+            return f"exited with status {code}"
         name = signal.Signals(-code).name
         return f"was killed by {name}" + " (out of memory?)" * (name == "SIGKILL")

@@ -1,10 +1,11 @@
-"""The process of a pool's worker: reads groups, plays them on one event loop, writes results.
+"""The worker process of ``PoolRollouts``, which receives groups and plays them on one event loop.
 
-Both sides send frames: a number and bytes. The trainer sends each group with a number, the number
-without bytes to cancel the group, and ``READY`` to ask whether the event loop runs. The worker
-answers with ``READY``, and sends each group's outcome, which is empty if the group was cancelled.
-When its input ends, the trainer has ended: the worker cancels its groups and exits. The output of
-agents goes to standard error, as do the stacks of all threads if the process crashes.
+Both sides send frames, each of which consists of a number and bytes. The trainer sends each group
+with a new number. To cancel the group, it sends a frame with that number and no bytes. It sends
+``READY`` to check that the event loop is running, and the worker replies with ``READY``. When a
+group finishes, the worker sends its outcome, which is empty if the group was cancelled. When stdin
+is closed, the trainer has exited, so the worker cancels its groups and exits too. The agents'
+output goes to stderr. If the process crashes, the stacks of all threads are printed there as well.
 """
 
 import asyncio
@@ -20,12 +21,12 @@ BOOT = (
     "import ast, sys; sys.path[:] = ast.literal_eval(sys.argv.pop()); "
     "from evert.trainers.workers.process import main; main()"
 )
-"""Code that starts a worker; the process's argument is the trainer's ``sys.path``."""
+"""Code that starts a worker. The argument is the trainer's ``sys.path``."""
 READY = 0
 END_SECONDS = 10.0
 """Seconds that cancelled groups may take to clean up."""
 HEAD = struct.Struct("<QQ")
-"""The header of a frame: its number and the size of its bytes."""
+"""Frame header: the number and the size of the bytes."""
 
 Frame = tuple[int, bytes]
 
@@ -36,7 +37,7 @@ def frame(number: int, data: bytes) -> bytes:
 
 
 def main() -> None:
-    """Run a worker until the process ends."""
+    """Run a worker until the process exits."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -83,11 +84,11 @@ async def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
     if groups:
         await asyncio.wait(groups.values(), timeout=END_SECONDS)
     sys.stdout.flush()
-    os._exit(0)  # agents' threads may still run
+    os._exit(0)  # agents' threads may still be running
 
 
 def _read(requests: BinaryIO, take: Callable[[Frame | None], None]) -> None:
-    """Pass each frame to ``take``, and None at the end."""
+    """Pass each frame to ``take``, and pass None when the stream ends."""
     try:
         while len(head := requests.read(HEAD.size)) == HEAD.size:
             number, size = HEAD.unpack(head)

@@ -1,10 +1,10 @@
-"""Starts an executor's workers concurrently, replaces dead workers, and gives them groups.
+"""Starts an executor's workers concurrently, replaces those that die, and assigns groups to them.
 
-All of this runs on the executor's event loop. A group goes to the worker that has the fewest. If
-a group's worker dies several times, the group may be the cause. It is then played *alone*, on a
-worker without other groups, so that no other group is lost and the cause is clear.
+Everything runs on the executor's event loop. Each group is assigned to the worker with the fewest
+groups. If a group's worker dies several times, the group may be the cause. It is then played
+*alone*, on a worker without other groups, so that no others are lost and the cause is clear.
 
-Each worker is asked regularly whether its event loop runs. If it does not answer, it is killed.
+We regularly check that each worker's event loop responds. If it doesn't, the worker is killed.
 """
 
 import asyncio
@@ -19,49 +19,49 @@ from evert.trainers.workers.errors import WorkerError
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 60.0
-"""Seconds within which a worker has to answer."""
+"""Seconds within which a worker has to respond."""
 WAITS = 4
-"""Waits that this time is split into: while our own process is stopped, only one can pass."""
+"""How many waits to split this time into. If our process is suspended, only one of them expires."""
 SILENT = (
-    "gave no answer for {:g} s: it is stopped, its pipe is broken, or its event loop is blocked "
-    "(its standard error shows where)"
+    "did not respond for {:g} s: it is suspended, its pipe is broken, or its event loop is blocked "
+    "(its stderr shows where)"
 )
 MOST_STARTS = 3
-"""How many times in a row a worker may die while it starts."""
+"""How many times in a row a worker may die during startup."""
 
 
 class WorkerLost(Exception):
-    """A worker has died; the message gives the cause. Only the executor sees this error."""
+    """A worker died; the message states the cause. Only used inside the executor."""
 
 
 class Worker(Protocol):
     """A process that plays groups."""
 
     async def play(self, parcel: bytes) -> bytes:
-        """Play a group; return its packed ``GroupOutcome``. Cancelling this cancels the group."""
+        """Play a group and return its packed ``GroupOutcome``. Cancelling this stops the group."""
 
     async def ready(self) -> None:
-        """Wait until the worker's event loop answers, or the worker has died."""
+        """Wait until the worker's event loop responds or the worker has died."""
 
     async def wait_gone(self) -> None:
         """Wait until the worker has died."""
 
     async def end(self, why: str = "") -> None:
-        """End the worker and its groups; if a reason is given, at once, and errors name it."""
+        """Stop the worker and its groups. Given a reason, stop at once and report it in errors."""
 
 
 @dataclass(eq=False)
 class WorkerSlot:
-    """A slot for a worker, with the number of its groups."""
+    """A slot for one worker, and the number of groups that the worker is playing."""
 
     worker: Worker | None = None
-    """None if the worker is not ready, or has died."""
+    """None if the worker is not ready yet or has died."""
     groups: int = 0
     is_alone: bool = False
 
 
 class Crew:
-    """Starts the workers, replaces those that die, and gives them groups."""
+    """Starts workers, replaces those that die, and assigns groups to them."""
 
     def __init__(
         self,
@@ -80,16 +80,16 @@ class Crew:
         self._keeping = [asyncio.create_task(self._keep(place)) for place in self._places]
 
     async def play(self, parcel: bytes, *, alone: bool = False) -> bytes:
-        """Play a group, ``alone`` on a worker or with others; return its packed outcome."""
+        """Play a group, optionally ``alone`` on a worker, and return its packed outcome."""
         place = await self._place(self._alone if alone else self._waiting)
         worker = place.worker
         try:
             if worker is None:
-                raise WorkerLost("it died before it got the group")
+                raise WorkerLost("it died before it received the group")
             return await worker.play(parcel)
         except WorkerLost:
             if place.worker is worker:
-                place.worker = None  # it gets no more groups
+                place.worker = None  # don't assign more groups to it
             raise
         finally:
             place.groups -= 1
@@ -97,7 +97,7 @@ class Crew:
             self._deal()
 
     async def end(self) -> None:
-        """End all workers."""
+        """Stop all workers."""
         for keeping in self._keeping:
             keeping.cancel()
         await asyncio.gather(*self._keeping, return_exceptions=True)
@@ -107,7 +107,7 @@ class Crew:
         while starts < MOST_STARTS:
             try:
                 worker = await self._start()
-            except WorkerError as error:  # no worker can start
+            except WorkerError as error:  # no workers can be started
                 self._fail(str(error))
                 return
             except Exception as error:
@@ -127,9 +127,9 @@ class Crew:
         self._places.remove(place)
         if not self._places:
             self._fail(
-                f"No worker can be started: each died {MOST_STARTS} times before it was ready. The "
-                f"last time {why}. Check its output, whether evert is installed where workers "
-                "run, and whether there is enough memory."
+                f"No workers could be started: each died {MOST_STARTS} times before it was ready. "
+                f"The last reason: {why}. Check its output, that evert is installed where the "
+                "workers run, and that there is enough memory."
             )
 
     async def _watch(self, worker: Worker) -> None:
@@ -157,7 +157,7 @@ class Crew:
         up = [place for place in self._places if place.worker is not None and not place.is_alone]
         while up and (alone := _next(self._alone)) is not None:
             target = min(up, key=lambda place: place.groups)
-            up.remove(target)  # it gets no other group, so that its groups can end
+            up.remove(target)  # assign no more groups to this worker, so that it becomes free
             if target.groups:
                 break
             self._alone.popleft()
@@ -179,7 +179,7 @@ class Crew:
 
 
 async def answers(worker: Worker, seconds: float) -> bool:
-    """Return whether a worker answers, or dies, within some seconds."""
+    """Return whether a worker responds or dies within ``seconds``."""
     asking = asyncio.ensure_future(worker.ready())
     try:
         for _ in range(WAITS):

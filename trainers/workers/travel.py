@@ -1,11 +1,12 @@
-"""The data sent to a worker and back, and its pickling.
+"""The data exchanged with workers, and how it is pickled.
 
     Parcel, GroupOutcome    a group to play; its result
-    pack, unpack            pickle to bytes, and back
+    pack, unpack            pickle and unpickle
     PackedError             an exception with its causes
 
-``cloudpickle`` copies functions and classes without an import path, such as lambdas, closures and
-those of a script or a notebook. It sends only the path of others, so the worker needs the module.
+``cloudpickle`` pickles functions and classes by value if they can't be imported, such as lambdas,
+closures and those defined in a script or notebook. Others are pickled by reference, so the worker
+must be able to import their module.
 """
 
 import copyreg
@@ -38,9 +39,9 @@ class Parcel:
 
     task: Any
     allow_hosts: frozenset[str] | None = None
-    """Hosts that stay reachable besides the worker's machine; None: all."""
+    """Hosts that stay reachable in addition to the worker's machine (None: all)."""
     weights: tuple[tuple[TinkerModel, Any, int | None], ...] = ()
-    """For each frozen model that the trainer opened: the model, a client, its context length."""
+    """(model, client, context length) for each frozen model that the trainer opened."""
     level: int = logging.WARNING
     """The trainer's log level."""
 
@@ -53,38 +54,38 @@ class GroupOutcome:
     error: "PackedError | None" = None
     account: Any = None
     rewards: list[float] | None = None
-    """Total reward of each trajectory; None if the group failed before."""
+    """Total reward of each trajectory, or None if the group failed before it was scored."""
     records: list[logging.LogRecord] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
 
 
 def pack(value: Any, stand_in: Callable[[Any], Any] = lambda item: None) -> bytes:
-    """Pickle a value; ``stand_in`` returns a replacement for an object in it, or None."""
+    """Pickle a value. ``stand_in`` may return a replacement for an object in it, or None."""
     file = io.BytesIO()
     try:
         _Pickler(file, stand_in).dump(value)
     except EvertError:
         raise
-    except Exception as error:  # whatever a user's class raises
+    except Exception as error:  # users' classes can raise anything
         raise WorkerError(
-            f"{type(error).__name__}: {text_of(error)}. An agent, its task and its options are "
-            "pickled for another process: create locks, clients, files and models inside the "
-            "agent, where they are needed, or play the rollouts in this process."
+            f"{type(error).__name__}: {text_of(error)}. The agent, its task and its options are "
+            "pickled to send them to another process. Create locks, clients, files and models "
+            "inside the agent, where they are used, or play the rollouts in this process."
         ) from error
     return file.getvalue()
 
 
 def unpack(data: bytes, owner: str = "This") -> Any:
-    """Unpickle packed bytes; ``owner`` names them in an error."""
+    """Unpickle packed bytes. ``owner`` describes them in error messages."""
     try:
         return pickle.loads(data)
     except EvertError:
         raise
     except Exception as error:
         raise WorkerError(
-            f"{owner}: {type(error).__name__}: {text_of(error)}. The other process's data "
-            "cannot be read here: modules of agents, tasks and exceptions must be importable in "
-            "both processes, in the same version."
+            f"{owner}: {type(error).__name__}: {text_of(error)}. The data from the other process "
+            "can't be unpickled here. Both processes must be able to import the modules of agents, "
+            "tasks and exceptions, in the same version."
         ) from error
 
 
@@ -94,7 +95,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._stand_in = stand_in
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, ChatAgentGroupBuilder):  # its own pickling needs import paths
+        if isinstance(obj, ChatAgentGroupBuilder):  # its __getstate__ requires import paths
             return copyreg.__newobj__, (type(obj),), obj.state()  # type: ignore[attr-defined]
         if isinstance(obj, Renderer):
             return _one_renderer, (cloudpickle.dumps(obj.__reduce__()),)
@@ -108,9 +109,9 @@ def _identity(replacement: Any) -> Any:
 
 @functools.cache
 def _one_renderer(reduced: bytes) -> Renderer:
-    """Return one renderer for all groups of a process, so that it is prepared only once."""
+    """Return a renderer that all groups in a process share, so that it is created only once."""
     make, arguments = pickle.loads(reduced)
-    for name in arguments:  # one of the arguments is the model's name
+    for name in arguments:  # one of the arguments is the model name
         if isinstance(name, str):
             register_folder(name)
     renderer: Renderer = make(*arguments)
@@ -122,13 +123,13 @@ def _one_renderer(reduced: bytes) -> Renderer:
 
 @dataclass(frozen=True)
 class PackedError:
-    """An exception and its causes, each pickled, or as text if pickling fails."""
+    """An exception and its causes, each of them pickled, or converted to text if that fails."""
 
     pickled: tuple[bytes | str, ...]
 
     @classmethod
     def of(cls, error: BaseException) -> "PackedError":
-        """Pack an exception that was caught."""
+        """Pack a caught exception."""
         chain = [error]
         while len(chain) < MOST_CAUSES and (cause := _cause(chain[-1])) is not None:
             chain.append(cause)
@@ -139,7 +140,7 @@ class PackedError:
         return cls(tuple(_pickled(failure) for failure in chain))
 
     def unpacked(self) -> BaseException:
-        """Restore the exception, with its type."""
+        """Restore the exception with its original type."""
         chain = [_unpickled(packed) for packed in self.pickled]
         for error, cause in itertools.pairwise(chain):
             error.__cause__ = cause
@@ -153,7 +154,7 @@ def _cause(error: BaseException) -> BaseException | None:
 def _pickled(error: BaseException) -> bytes | str:
     try:
         data = cloudpickle.dumps(error)
-        pickle.loads(data)  # many exceptions pickle, but do not unpickle
+        pickle.loads(data)  # many exceptions can be pickled but not unpickled
     except Exception:
         return f"{type(error).__name__}: {text_of(error)}"
     return bytes(data)

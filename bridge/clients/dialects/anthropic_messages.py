@@ -1,4 +1,4 @@
-"""Anthropic's messages: the API of the Anthropic SDK and of Claude Code.
+"""Anthropic's Messages API, used by the Anthropic SDK and Claude Code.
 
 https://docs.anthropic.com/en/api/messages
 """
@@ -17,10 +17,10 @@ from evert.bridge.clients.dialects.events import Stream, deltas
 from evert.bridge.clients.dialects.fields import field_policy, forced_tools, read_format
 
 FIELDS = field_policy("anthropic_messages")
-"""The treatment of every request field (``fields.toml``)."""
+"""How to handle each request field (``fields.toml``)."""
 
 UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": []}
-"""Details of the 400 for ``thread``, after which the SDK's tool runner sends the whole history."""
+"""Details of the 400 error for ``thread``. They make the SDK's tool runner resend the history."""
 
 _NOTHING_CACHED = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
 
@@ -28,25 +28,25 @@ _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class AnthropicMessages(Dialect):
-    """The dialect of Anthropic's messages."""
+    """Anthropic's Messages API."""
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Return the request in a body."""
+        """Parse a request body."""
         FIELDS.check(body, strict=False)
         fields.read_flag(body, "stream")
         choice = body.get("tool_choice")
         kind = shapes.get(choice, "type")
         if not fields.is_absent(choice) and kind not in ("auto", "none", "any", "tool"):
             raise bad_request(
-                f"'tool_choice'={choice!r:.200}; expected an object of type 'auto', 'none', 'any' "
-                "or 'tool'.",
+                f"'tool_choice'={choice!r:.200}; expected an object with type 'auto', 'none', "
+                "'any' or 'tool'.",
                 param="tool_choice",
             )
         offered = None if kind == "none" else fields.read_tool_list(body.get("tools"))
         tools = [_read_tool(*tool) for tool in shapes.placed(offered or (), "tools")] or None
         tool_name = shapes.get(choice, "name") if kind == "tool" else None
         if kind == "tool" and not isinstance(tool_name, str):
-            raise bad_request("'tool_choice' of type 'tool' needs a name.", param="tool_choice")
+            raise bad_request("'tool_choice' with type 'tool' needs a name.", param="tool_choice")
         messages, prefill = _split(
             _joined([*_read_all(fields.read_messages(body.get("messages")))])
         )
@@ -54,8 +54,9 @@ class AnthropicMessages(Dialect):
         reply_format = read_format(_format_of(body), must_call, "output_config.format", tools=tools)
         if prefill and reply_format is not None and reply_format.is_asked_for:
             raise bad_request(
-                "The last message is the assistant's, which begins the reply. This cannot be "
-                "combined with a required format or tool. End with the user's message.",
+                "The last message is from the assistant, so it is a prefill of the reply. A "
+                "prefill cannot be combined with a required format or tool. End with a user "
+                "message.",
                 param="messages",
             )
         return ChatRequest(
@@ -74,7 +75,7 @@ class AnthropicMessages(Dialect):
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the JSON object of a message."""
+        """Build the JSON object for a message."""
         stop_reason = _FINISH[reply.finish_reason]
         if reply.stop_string is not None and reply.finish_reason == "stop":
             stop_reason = "stop_sequence"
@@ -99,7 +100,7 @@ class AnthropicMessages(Dialect):
     async def events(
         self, stream: Stream, body: Mapping[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events: the message's start, its blocks in order, and its end."""
+        """Yield the stream events: message start, content blocks, message end."""
         opening = {**stream.head, "content": [], "stop_reason": None, "stop_sequence": None}
         opening["usage"] = {**stream.head["usage"], "output_tokens": 0}
         yield {"type": "message_start", "message": opening}
@@ -126,7 +127,7 @@ class AnthropicMessages(Dialect):
         yield {"type": "message_stop"}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
-        """Return the JSON object of a refusal in Anthropic's form."""
+        """Return the JSON object for an error in Anthropic's format."""
         kind = error.get("type") or "invalid_request_error"
         error_fields = {"type": kind, "message": error["message"]}
         if error.get("param") == "thread":
@@ -146,8 +147,8 @@ def _format_of(body: Mapping[str, Any]) -> object:
 def _read_tool(tool: object, place: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping) or tool.get("type") not in (None, "custom"):
         raise bad_request(
-            f"{place} is {tool!r:.200}; the hosted API's own tools are not supported. Offer "
-            "functions: {'name': ..., 'input_schema': ...}.",
+            f"{place} is {tool!r:.200}; the hosted API's own tools are not supported. Define "
+            "functions instead: {'name': ..., 'input_schema': ...}.",
             param=place,
         )
     schema, strict = tool.get("input_schema"), tool.get("strict")
@@ -166,7 +167,7 @@ def _read_all(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
     for message, place in shapes.placed(messages, "messages"):
         role = shapes.get(message, "role")
         if role not in ("user", "assistant", "system"):
-            raise unexpected(place, message, "an object whose role is 'user' or 'assistant'.")
+            raise unexpected(place, message, "an object with role 'user' or 'assistant'.")
         content = message.get("content")
         if isinstance(content, str):
             yield {"role": role, "content": content}
@@ -177,7 +178,7 @@ def _read_all(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join consecutive assistant texts into one message, as the API does."""
+    """Merge consecutive assistant texts into one message, as the API does."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         if joined and _is_text(message) and _is_text(joined[-1]):
@@ -192,9 +193,10 @@ def _is_text(message: Mapping[str, Any]) -> bool:
 
 
 def _split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Return the messages before the reply, and the text that begins the reply, or "".
+    """Split off the prefill. Return the messages before it, and its text or "".
 
-    Only a text after another message begins a reply; thoughts and tool calls are complete messages.
+    Only an assistant text that follows another message is a prefill. Messages with thinking or tool
+    calls are complete.
     """
     if len(messages) > 1 and _is_text(messages[-1]):
         return messages[:-1], str(messages[-1]["content"])
@@ -236,7 +238,7 @@ def _read_user(blocks: Iterator[tuple[Any, str]], role: str) -> Iterator[dict[st
 
 
 def _result(content: object, place: str) -> str | list[dict[str, Any]]:
-    """Return a tool's result: its texts joined by newlines, or its parts if it has images."""
+    """Return a tool result as text joined by newlines, or as a list of parts if it has images."""
     if fields.is_absent(content):
         return ""
     if isinstance(content, str):
@@ -258,7 +260,7 @@ def _image_url(source: object, place: str) -> str:
         return url
     if kind == "base64" and isinstance(data, str):
         return f"data:{shapes.get(source, 'media_type')};base64,{data}"
-    raise unexpected(place, source, "a source of type 'base64'.")
+    raise unexpected(place, source, "a source with type 'base64' or 'url'.")
 
 
 def _blocks_of(content: object, place: str, within: str = ".content") -> Iterator[tuple[Any, str]]:
@@ -298,7 +300,7 @@ def _blocks(reply: Reply) -> Iterator[dict[str, Any]]:
 
 
 SIGNATURE = "evert"
-"""The signature of every thought, which clients send back. evert does not check it."""
+"""The signature of all thinking blocks. Clients send it back, but evert does not check it."""
 
 _NO_THOUGHT: Mapping[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
 _NO_TEXT: Mapping[str, Any] = {"type": "text", "text": ""}
@@ -307,7 +309,7 @@ _NO_TEXT: Mapping[str, Any] = {"type": "text", "text": ""}
 async def _block_events(
     index: int, block: Mapping[str, Any], pieces: AsyncIterator[str]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of a thought or text block; yield none if the block has no pieces."""
+    """Yield the events of a thinking or text block, or nothing if the block is empty."""
     is_open, kind = False, block["type"]
     async for piece in pieces:
         if not is_open:

@@ -1,15 +1,15 @@
-"""Turns a request's path and body into a model call, and a reply into an HTTP answer.
+"""Converts HTTP requests to model calls, and replies to HTTP responses.
 
-    POST .../chat/completions        OpenAI's chat completions
-    POST .../responses               OpenAI's responses
-    POST .../messages                Anthropic's messages
+    POST .../chat/completions        OpenAI's Chat Completions API
+    POST .../responses               OpenAI's Responses API
+    POST .../messages                Anthropic's Messages API
     POST .../models/NAME:generateContent, :streamGenerateContent    Gemini's generateContent
     POST .../messages/count_tokens, .../responses/input_tokens, .../models/NAME:countTokens
-                                     the number of a prompt's tokens, in the API's form
-    GET  .../models[/name]           the names of the models that can be called
+                                     counts the tokens of a prompt
+    GET  .../models[/name]           lists the available models
 
-An error is answered with a 400 (a 404 for other paths) in the API's form, so that the client's SDK
-raises its own exception.
+Errors are returned as 400 responses (404 for unknown paths) in the format of the API that was
+called, so that the client's SDK raises its own exception.
 """
 
 import itertools
@@ -39,7 +39,7 @@ from evert.bridge.off_loop import off_loop
 from evert.bridge.tokens.renderer import PromptRenderer
 
 REFUSALS = (openai.APIStatusError, EnvClosedError, EpisodeEndedError, BlockingCallError)
-"""Errors to answer with: a 400, a frozen model's error, the episode's end, a blocking call."""
+"""Errors that are returned as responses: HTTP errors, the end of the episode, blocking calls."""
 
 Result = TypeVar("Result")
 
@@ -47,18 +47,18 @@ JSON = "application/json"
 EVENTS = "text/event-stream"
 
 COUNTS = ("/count_tokens", "/input_tokens", ":countTokens")
-"""The path endings of requests that only count tokens."""
+"""Path suffixes of requests that only count tokens."""
 
 UNSERVED = ("/completions", "/complete", "/responses/compact", "/messages/batches")
-"""The path endings of requests for APIs that evert does not serve."""
+"""Path suffixes of APIs that evert does not support."""
 
 LONG_PROMPT = 20_000
-"""Counting the tokens of this many bytes takes milliseconds; longer prompts use a thread."""
+"""Token counting moves to a thread above this size in bytes. Below it takes a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
-    """The response to a request."""
+    """An HTTP response."""
 
     status: int
     content: bytes
@@ -67,21 +67,21 @@ class ApiResponse:
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """A model call that was read from a request."""
+    """A model call that was parsed from an HTTP request."""
 
     request: ChatRequest
     dialect: Dialect
     body: Mapping[str, Any]
     number: str
-    size: int  # bytes of the body
+    size: int  # of the body, in bytes
 
     @property
     def stream(self) -> bool:
-        """Whether the client requests a stream of events."""
+        """Whether the client requested streaming."""
         return self.body.get("stream") is True
 
     def answered(self, reply: Reply) -> ApiResponse:
-        """Return the response that contains a reply."""
+        """Return the response for a reply."""
         answer = self.written(reply)
         if not self.stream:
             return ApiResponse(200, json_bytes(answer))
@@ -90,19 +90,19 @@ class ApiCall:
         return ApiResponse(200, dialect.framed(events) + dialect.ending, EVENTS)
 
     def written(self, reply: Reply) -> dict[str, Any]:
-        """Return the JSON object of a reply."""
+        """Return the JSON object for a reply."""
         return self.dialect.write(reply, self.request, self.number, self.body)
 
     def refused(self, error: Exception) -> ApiResponse:
-        """Return the response that contains an error."""
+        """Return the response for an error."""
         return refusal(self.dialect, error)
 
     def refused_late(self, error: Exception, number: int = 0) -> bytes:
-        """Return the event of an error, for a stream that has begun with ``number`` events."""
+        """Return the event for an error in a stream that already contains ``number`` events."""
         return self.dialect.error_event(_error_body(error), _status(error), number)
 
     async def wait(self, reply: Awaitable[Reply]) -> ApiResponse:
-        """Wait for a reply; return the response that contains the reply or its refusal."""
+        """Wait for a reply; return the HTTP response for the reply or for the error."""
         try:
             return self.answered(await reply)
         except REFUSALS as error:
@@ -111,7 +111,7 @@ class ApiCall:
 
 @dataclass
 class ApiRequest:
-    """A request whose path names an API. Its body is parsed once."""
+    """An HTTP request to one of the APIs. Its body is only parsed once."""
 
     dialect: Dialect
     path: str  # without a trailing slash
@@ -120,11 +120,11 @@ class ApiRequest:
 
     @cached_property
     def body(self) -> Mapping[str, Any]:
-        """The parsed body, with the fields that the path contains."""
+        """The parsed body, including fields taken from the path."""
         return self.dialect.addressed(self.path, read_body(self.content))
 
     def model(self) -> object:
-        """Return the model's name, even if the body is refused; None if there is no name."""
+        """Return the model name, or None. This also works if the body is going to be refused."""
         try:
             return self.body.get("model")
         except openai.BadRequestError:
@@ -133,11 +133,11 @@ class ApiRequest:
 
 
 class Api(ABC):
-    """The APIs of one rollout, or of a served model."""
+    """The APIs for one rollout or for a served model."""
 
     def __init__(self, model: str) -> None:
         self._numbers = itertools.count()
-        self._prefix = secrets.token_hex(6)  # a client may see the ids of several rollouts
+        self._prefix = secrets.token_hex(6)  # a client may see ids from several rollouts
         self._chat = ChatCompletions(model)
         self._unserved = ChatCompletions(model)
         self._responses = Responses(model)
@@ -147,32 +147,33 @@ class Api(ABC):
     @property
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """The names of the models that can be called."""
+        """The names of the available models."""
 
     @abstractmethod
     def check_model(self, name: str) -> None:
-        """Raise an error for a model that cannot be called."""
+        """Raise an error if the model is not available."""
 
     @abstractmethod
     def renderer_of(self, request: ChatRequest) -> PromptRenderer:
-        """Return the renderer of the model that a request calls."""
+        """Return the renderer for the model that is called."""
 
     def adapt(self, request: ChatRequest) -> ChatRequest:
-        """Return the request, changed if this API requires it."""
+        """Return the request unchanged. Subclasses can override this to change the request."""
         return request
 
     @abstractmethod
     async def hold_back(self, refusal: str) -> None:
-        """Delay a refusal, so that a client that keeps retrying does not slow down the others."""
+        """Delay an error, so that a client that keeps retrying does not slow down other clients."""
 
     def new_id(self) -> str:
         """Return a unique id for a reply."""
         return f"{self._prefix}{next(self._numbers)}"
 
     def match(self, method: str, path: str) -> Dialect | None:
-        """Return the API that a request's path names; None if it names no API.
+        """Return the API for a path, or None.
 
-        Unsupported paths that would call a model also have an API, so that ``read`` refuses them.
+        This also returns an API for unsupported paths that would call a model, so that ``read`` can
+        refuse them.
         """
         path = path.rstrip("/")
         if method != "POST":
@@ -190,7 +191,7 @@ class Api(ABC):
     def route(
         self, method: str, path: str, content: bytes, url: str = ""
     ) -> ApiRequest | ApiResponse:
-        """Return the request if it is for one of the APIs; otherwise its response."""
+        """Return an ``ApiRequest`` for a model call or token count; answer all other requests."""
         dialect, path = self.match(method, path), path.rstrip("/")
         if dialect is not None:
             return ApiRequest(dialect, path, content, url)
@@ -199,7 +200,7 @@ class Api(ABC):
         return _not_found(method, path)
 
     async def read_soon(self, api_request: ApiRequest | ApiResponse) -> ApiCall | ApiResponse:
-        """Call ``read``, in a thread if the body is long; delay a refusal."""
+        """Call ``read``, using a thread if the body is long. Errors are delayed."""
         call: ApiCall | ApiResponse
         if isinstance(api_request, ApiResponse):
             call = api_request
@@ -210,7 +211,7 @@ class Api(ABC):
         return call
 
     def read(self, api_request: ApiRequest | ApiResponse) -> ApiCall | ApiResponse:
-        """Return a request's model call, or the response to a token count or a bad request."""
+        """Parse a request. Return a model call, or the response for a token count or an error."""
         if isinstance(api_request, ApiResponse):
             return api_request
         if api_request.dialect is self._unserved:
@@ -227,7 +228,7 @@ class Api(ABC):
 
 
 def _count(renderer: PromptRenderer, request: ChatRequest, api_request: ApiRequest) -> ApiResponse:
-    if len(api_request.content) > LONG_PROMPT:  # then this runs in a thread
+    if len(api_request.content) > LONG_PROMPT:  # we are in a thread
         renderer = renderer.off_loop
     return ApiResponse(
         200, json_bytes(api_request.dialect.counted(count_tokens(request, renderer)))
@@ -246,13 +247,13 @@ def _models(api: Api, path: str) -> ApiResponse:
 
 
 async def soon(api_request: ApiRequest, work: Callable[[], Result]) -> Result:
-    """Return the result of ``work`` on a request, in a thread if the request is long."""
+    """Run ``work`` for a request, using a thread if the request is long."""
     limit = LONG_PROMPT if api_request.path.endswith(COUNTS) else LONG_BODY
     return work() if len(api_request.content) <= limit else await off_loop(work)
 
 
 def model_card(name: str) -> dict[str, Any]:
-    """Return a model's description, with the fields that the SDKs of all APIs read."""
+    """Return the description of a model, with the fields that any of the SDKs expects."""
     openai_fields = {"object": "model", "created": 0, "owned_by": "evert"}
     created = "1970-01-01T00:00:00Z"
     anthropic_fields = {"type": "model", "display_name": name, "created_at": created}
@@ -260,18 +261,18 @@ def model_card(name: str) -> dict[str, Any]:
 
 
 def model_list(cards: Sequence[Mapping[str, Any]]) -> ApiResponse:
-    """Return the list of models in the form of all APIs."""
+    """Return the list of models in a format that works for all APIs."""
     listing = {"object": "list", "data": cards, "models": cards, "has_more": False}
     return ApiResponse(200, json_bytes(listing))
 
 
 def json_bytes(value: object) -> bytes:
-    """Encode a value as JSON."""
+    """Serialize a value to JSON."""
     return json.dumps(value).encode()
 
 
 def refusal(dialect: Dialect, error: Exception) -> ApiResponse:
-    """Return an error as the answer of an API."""
+    """Return the response for an error, in the format of the given API."""
     return ApiResponse(
         _status(error), json_bytes(dialect.error(_error_body(error), _status(error)))
     )
@@ -291,7 +292,7 @@ def _error_body(error: Exception) -> Mapping[str, Any]:
 
 def _not_found(method: str, path: str) -> ApiResponse:
     message = (
-        f"Nothing answers {method} {path} here. Available: POST /v1/chat/completions, "
+        f"Unknown endpoint: {method} {path}. Supported endpoints: POST /v1/chat/completions, "
         "/v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/responses/input_tokens and "
         "/v1beta/models/NAME:generateContent, :streamGenerateContent and :countTokens, and GET "
         "/v1/models."
@@ -300,7 +301,7 @@ def _not_found(method: str, path: str) -> ApiResponse:
 
 
 def failure(status: int, message: str, kind: str, code: str) -> ApiResponse:
-    """Return the error for a request that reaches no API, in a form that all SDKs can read."""
+    """Return an error that is not specific to one API, in a format that all SDKs can read."""
     error = {"message": message, "type": kind, "param": None, "code": code}
     body = {**error, "status": STATUSES[status]}
     return ApiResponse(status, json_bytes({"type": "error", "error": body}))

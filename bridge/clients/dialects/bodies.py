@@ -1,9 +1,10 @@
-"""Reads the JSON object in a request's body.
+"""Parses JSON request bodies.
 
-A short body is parsed where it arrives, a long body in a thread (``off_loop.py``). The parser
-blocks all other threads: 0.1 s for 64 MiB of text, but 7 s and gigabytes of memory for 64 MiB of
-brackets. So the values of a long body are counted first. The parser is the standard library's,
-because ``orjson`` reads large integers as floats and refuses JavaScript's lone surrogates.
+Long bodies are parsed in a thread (``off_loop.py``). This still blocks all other threads: for 0.1 s
+with 64 MiB of text, but for 7 s with 64 MiB of brackets, which also need gigabytes of memory. We
+therefore count the values in a long body before parsing it. We use the parser of the standard
+library, because ``orjson`` converts large integers to floats and rejects the lone surrogates that
+JavaScript can produce.
 """
 
 import json
@@ -15,22 +16,23 @@ from evert.bridge.chat.bad_requests import bad_request
 from evert.bridge.chat.fields import is_deeper
 
 LONG_BODY = 2**17
-"""Parsing this many bytes takes at most 20 ms; longer bodies are parsed in a thread."""
+"""Bodies larger than this are parsed in a thread. Smaller ones take at most 20 ms."""
 
 MAX_DEPTH = 100
-"""Maximum nesting of a body; a deeper body breaks code that copies or checks it."""
+"""Maximum nesting depth. Deeper bodies would break code that copies or validates them."""
 
 MAX_VALUES = 2**18
-"""Maximum number of values in a body; 64 MiB of brackets would become gigabytes of empty lists."""
+"""Maximum number of values. 64 MiB of brackets would become gigabytes of empty lists."""
 
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 def read_body(content: bytes) -> Mapping[str, Any]:
-    """Return a body's JSON object.
+    """Parse the JSON object in a request body.
 
     Raises:
-        openai.BadRequestError: The body is not an object, nests too deeply or has too many values.
+        openai.BadRequestError: The body is not an object, is nested too deeply or has too many
+            values.
     """
     try:
         text = content.decode(json.detect_encoding(content), "surrogatepass")
@@ -39,7 +41,7 @@ def read_body(content: bytes) -> Mapping[str, Any]:
             raise bad_request(f"The body has more than {MAX_VALUES} values.")
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise bad_request(f"The body is not JSON: {error}.") from None
+        raise bad_request(f"The body is not valid JSON: {error}.") from None
     if text.count("[") + text.count("{") > MAX_DEPTH and is_deeper(body, MAX_DEPTH):
         raise bad_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
     if not isinstance(body, dict):
@@ -48,5 +50,5 @@ def read_body(content: bytes) -> Mapping[str, Any]:
 
 
 def _count(text: str) -> int:
-    """Return an upper bound on the number of values in JSON text whose strings were removed."""
+    """Return an upper bound for the number of values in a JSON text without strings."""
     return sum(map(text.count, ",[{")) - text.count("[]") - text.count("{}")

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: the dialect of evert's own client and of most frameworks.
+"""OpenAI's Chat Completions API, used by evert's own client and most frameworks.
 
 https://platform.openai.com/docs/api-reference/chat
 """
@@ -23,20 +23,20 @@ from evert.bridge.clients.dialects.fields import (
 from evert.bridge.clients.dialects.shapes import function_call, get, written_logprobs
 
 FIELDS = field_policy("chat_completions")
-"""The treatment of every request field (``fields.toml``)."""
+"""How to handle each request field (``fields.toml``)."""
 
 _TOOL_CHOICE = "{'type': 'function', 'function': {'name': ...}}"
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)/chat/completions$")
-"""The end of an Azure path, with the model's name."""
+"""Matches an Azure path, which contains the model name."""
 
 _PLAIN = frozenset({"model", "messages"})
 
 
 def read(body: Mapping[str, Any], default_model: str, *, strict: bool = False) -> ChatRequest:
-    """Check the fields of a call and return its request; ``strict`` refuses unknown fields."""
+    """Validate the fields of a call and parse it. Unknown fields are refused if ``strict``."""
     messages = fields.read_messages(body.get("messages"))
     model = fields.read_model(body.get("model"), default_model)
-    if _PLAIN.issuperset(body):  # most calls have no other field
+    if _PLAIN.issuperset(body):  # fast path: most calls have no other fields
         return ChatRequest(model, messages)
     FIELDS.check(body, strict=strict)
     choice = body.get("tool_choice")
@@ -60,9 +60,10 @@ def read(body: Mapping[str, Any], default_model: str, *, strict: bool = False) -
 
 
 def completion(reply: Reply, *, id: str, model: str) -> ChatCompletion:
-    """Return a reply as the SDK's object, with reasoning in ``message.reasoning_content``.
+    """Convert a reply to the SDK's ``ChatCompletion``.
 
-    Its ``usage`` counts the tokens of the observation and of the action.
+    The reasoning is in ``message.reasoning_content``. ``usage`` counts the tokens in the
+    observation and the action.
     """
     return ChatCompletion.model_validate(_as_json(reply, id, model))
 
@@ -102,18 +103,18 @@ _COMPLETION_DETAILS = {
 
 
 class ChatCompletions(Dialect):
-    """The dialect of chat completions."""
+    """OpenAI's Chat Completions API."""
 
     framed = staticmethod(bare_events)
     ending = b"data: [DONE]\n\n"
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body with the ``model`` that an Azure path contains."""
+        """Add the ``model`` from an Azure path to the body."""
         deployment = _DEPLOYMENT.search(path) if body.get("model") is None else None
         return body if deployment is None else {**body, "model": deployment[1]}
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Return the request in a body."""
+        """Parse a request body."""
         fields.read_flag(body, "stream")
         fields.read_object(body.get("stream_options"), "stream_options")
         return read(body, self._default_model)
@@ -121,11 +122,11 @@ class ChatCompletions(Dialect):
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the JSON object of a ``ChatCompletion``."""
+        """Build the JSON object for a ``ChatCompletion``."""
         return _as_json(reply, f"chatcmpl-{number}", request.model)
 
     def events(self, stream: Stream, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the chunks, and at the end the usage if ``stream_options`` requests it."""
+        """Yield the chunks, followed by the usage if ``stream_options`` requests it."""
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         return _chunks(stream, include_usage=usage)
 

@@ -1,4 +1,4 @@
-"""``Dialect``: the base class of all APIs."""
+"""``Dialect``: the base class for all APIs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
@@ -9,49 +9,49 @@ from evert.bridge.chat.request import ChatRequest
 from evert.bridge.clients.dialects.events import Stream, named_events
 
 SAMPLING = ("temperature", "top_p", "top_k", "seed")
-"""The request fields with sampling parameters."""
+"""Request fields that contain sampling parameters."""
 
 
 class Dialect(ABC):
-    """One API, as one rollout uses it."""
+    """An API, as used by one rollout."""
 
     ping = b": waiting\n\n"
     framed = staticmethod(named_events)  # encodes events
-    ending = b""  # ends a stream
+    ending = b""  # sent at the end of a stream
 
     def __init__(self, default_model: str) -> None:
         self._default_model = default_model
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body with the fields that the path contains; most APIs have no such fields."""
+        """Add fields from the path to the body, for APIs that need it."""
         return body
 
     @abstractmethod
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Return the request in a body; raise the 400 if it is malformed."""
+        """Parse a request body. Raises a 400 error if it is malformed."""
 
     @abstractmethod
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the JSON object of a complete answer; ``number`` is unique in the rollout."""
+        """Build the JSON object for a complete reply. ``number`` is unique within the rollout."""
 
     @abstractmethod
     def events(self, stream: Stream, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events of a stream, which has JSON objects that ``write`` made for ``body``."""
+        """Yield a stream's events. ``write`` built the objects in ``stream`` from ``body``."""
 
     def counted(self, count: int) -> dict[str, Any]:
-        """Return the JSON object of a prompt's token count."""
+        """Build the JSON object for a token count."""
         return {"input_tokens": count}
 
     def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the client's sampling parameters. Only a served model uses them."""
+        """Return the client's sampling parameters, which are only used by served models."""
         return {name: body[name] for name in SAMPLING if body.get(name) is not None}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
-        """Return a refusal's JSON; ``error`` is the ``body`` of the OpenAI SDK's exception."""
+        """Return the JSON object for an error, given the ``body`` of the OpenAI SDK's exception."""
         return {"error": dict(error)}
 
     def error_event(self, error: Mapping[str, Any], status: int, number: int = 0) -> bytes:
-        """Return the event of a refusal, for a stream that has begun with ``number`` events."""
+        """Return the event for an error in a stream that already contains ``number`` events."""
         return self.framed([self.error(error, status)]) + self.ending

@@ -1,7 +1,7 @@
-"""One rollout's API, over any transport.
+"""The API of one rollout, independent of the transport.
 
-A call after the end of the episode gets a 400, because no other error passes unchanged through all
-frameworks. If the agent keeps calling, ``AgentAborted`` is raised.
+Calls after the end of the episode get a 400 error, because it is the only error that all frameworks
+pass through unchanged. If the agent keeps making calls, ``AgentAborted`` is raised.
 """
 
 import copy
@@ -32,7 +32,7 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 
 class Endpoint(Api):
-    """The API of one rollout, or of one seat of it."""
+    """The API of one rollout, or of one of its seats."""
 
     def __init__(self, episode: Episode, model: str, renderer: PromptRenderer) -> None:
         super().__init__(model)
@@ -45,13 +45,13 @@ class Endpoint(Api):
         self._seats: dict[str, Endpoint] = {}
 
     def seat(self, name: str) -> "Endpoint":
-        """Return the API of a seat; each call returns the same object."""
+        """Return the API for a seat. Returns the same object each time."""
         if name not in self._seats:
             routes, model = self.episode.routes, seat_model(name)
             if model not in routes.names:
                 raise InvalidAgentError(
-                    f"This episode has no seat {name!r}. Seats: "
-                    f"{', '.join(routes.seats) or 'none; give the builder seats='}."
+                    f"This episode has no seat {name!r}. Available seats: "
+                    f"{', '.join(routes.seats) or 'none (pass seats= to the builder)'}."
                 )
             seat = Endpoint(self.episode, model, self.renderer)
             seat._seats = self._seats
@@ -60,23 +60,23 @@ class Endpoint(Api):
 
     @cached_property
     def untrained(self) -> "Endpoint":
-        """The same API, but its replies are not trained on."""
+        """The same API, but with replies that are not trained on."""
         endpoint = copy.copy(self)
         endpoint.trains, endpoint.addresses = False, {}
         return endpoint
 
     @property
     def is_over(self) -> bool:
-        """Whether the agent has ended."""
+        """Whether the agent has finished."""
         return self.episode.is_over
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the models that can be called."""
+        """The names of the available models."""
         return self.episode.routes.names
 
     def check_model(self, name: str) -> None:
-        """Raise an error for a model that cannot be called."""
+        """Raise an error if the model is not available."""
         self.episode.routes.find(name)
 
     def renderer_of(self, request: ChatRequest) -> PromptRenderer:
@@ -84,11 +84,11 @@ class Endpoint(Api):
         return self.renderer
 
     async def hold_back(self, refusal: str) -> None:
-        """Delay a refusal; see ``Refusals``."""
+        """Delay an error (see ``Refusals``)."""
         await self.episode.refusals.hold_back(refusal)
 
     def adapt(self, request: ChatRequest) -> ChatRequest:
-        """Return the request, marked as untrained if this API is untrained."""
+        """Mark the request as untrained if this is an untrained API."""
         return request if self.trains else replace(request, train=False)
 
     # -- calls -----------------------------------------------------------------------------------
@@ -98,9 +98,9 @@ class Endpoint(Api):
         api_request: ApiRequest | ApiResponse,
         send: Callable[[], Awaitable[Any]] | None = None,
     ) -> Any:
-        """Answer a request of an async agent once the trainer has sampled.
+        """Answer a request from an async agent, waiting for the trainer to sample the reply.
 
-        If ``send`` is set, a request for another model is answered with the result of ``send``.
+        If ``send`` is given, it is used to forward requests for other models to their destination.
         """
         if (
             send is not None
@@ -119,7 +119,7 @@ class Endpoint(Api):
     def answer_blocking(
         self, api_request: ApiRequest | ApiResponse, send: Callable[[], Any] | None = None
     ) -> Any:
-        """Answer a request from a thread; see ``answer``."""
+        """Answer a request from a thread (see ``answer``)."""
         if (
             send is not None
             and isinstance(api_request, ApiRequest)
@@ -142,32 +142,35 @@ class Endpoint(Api):
             return call.refused(error)
 
     async def reply_to(self, call: ApiCall, has_reader: Callable[[], bool] = lambda: True) -> Reply:
-        """Return the reply to a call; see ``Episode.call``.
+        """Wait for the reply to a call (see ``Episode.call``).
 
         Raises:
-            openai.APIStatusError, EnvClosedError, EpisodeEndedError: The call was refused, or its
+            openai.APIStatusError, EnvClosedError, EpisodeEndedError: The call was refused, or the
                 frozen model failed (code ``model_failed``).
         """
         with _failures_named(call):
             return await self.episode.call(call.request, has_reader)
 
     def _serves(self, api_request: ApiRequest, model: object) -> bool:
-        """Whether the rollout answers calls to a model; other names are kept for error messages."""
+        """Return whether the rollout answers calls to a model.
+
+        Unknown names are recorded for error messages.
+        """
         if "untrained" in vars(self) and self.untrained._is_own(api_request.url):
-            return False  # only the server knows which API the key belongs to
+            return False  # forward it: the server uses the key to choose the API
         routes = self.episode.routes
         if isinstance(model, str) and not routes.knows(model) and not self._is_own(api_request.url):
             routes.strangers[model] = None
         return routes.knows(model)
 
     def _is_own(self, url: str) -> bool:
-        """Whether a request is for this rollout's HTTP server, which may accept other names."""
+        """Whether a request is for this rollout's HTTP server, which may accept unknown models."""
         return any(url.startswith(f"{address.root_url}/") for address in self.addresses.values())
 
 
 @contextmanager
 def _failures_named(call: ApiCall) -> Iterator[None]:
-    """Turn a frozen model's error into a 400 that names the model, since SDKs would retry a 500."""
+    """Convert a frozen model's error to a 400 error that names the model. SDKs retry a 500."""
     try:
         yield
     except REFUSALS:
@@ -177,7 +180,7 @@ def _failures_named(call: ApiCall) -> Iterator[None]:
 
 
 def _unreachable(routes: Routes, api_request: ApiRequest, error: Exception) -> ApiResponse:
-    """Return the response to a call to another model if its host is unknown or blocked."""
+    """Return the response for a call to another model whose host is unknown or blocked."""
     model, host = api_request.model(), urlsplit(api_request.url).hostname
     if not isinstance(model, str) or not _is_final(error):
         raise error

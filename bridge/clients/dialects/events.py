@@ -1,6 +1,7 @@
-"""Server-sent events, and the ``Stream`` from which every dialect makes the events of a reply.
+"""Server-sent events, and ``Stream``, which the dialects convert to events.
 
-Even a complete reply is streamed in deltas, so that agents run their own code for joining deltas.
+Complete replies are also streamed as deltas, so that the agent's code for joining deltas is
+exercised.
 """
 
 import json
@@ -11,11 +12,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 DELTA_LENGTH = 16
-"""Characters per delta: few enough that even one sentence is split into several deltas."""
+"""Characters per delta. This is small enough to split a single sentence into several deltas."""
 
 
 def deltas(text: str) -> Iterator[str]:
-    """Yield ``text`` in pieces of ``DELTA_LENGTH``."""
+    """Split ``text`` into pieces of ``DELTA_LENGTH`` characters."""
     for start in range(0, len(text), DELTA_LENGTH):
         yield text[start : start + DELTA_LENGTH]
 
@@ -27,21 +28,21 @@ async def _pieces(text: str) -> AsyncIterator[str]:
 
 @dataclass
 class Stream:
-    """A reply to write as events, when it is complete or while it is sampled."""
+    """A reply to stream, either complete or still being sampled."""
 
-    head: Mapping[str, Any]  # the answer's JSON object, perhaps with a reply that is still empty
-    thoughts: AsyncIterator[str]  # pieces of the reply's reasoning, which come first
-    text: AsyncIterator[str]  # pieces of the reply's text
-    answer: Mapping[str, Any]  # the JSON object of the complete answer, once ``text`` has ended
+    head: Mapping[str, Any]  # the response's JSON object, possibly with an empty reply
+    thoughts: AsyncIterator[str]  # pieces of the reasoning, which comes first
+    text: AsyncIterator[str]  # pieces of the text
+    answer: Mapping[str, Any]  # the complete response, available once ``text`` is exhausted
 
     @classmethod
     def of(cls, answer: Mapping[str, Any], thoughts: str | None, text: str) -> "Stream":
-        """Return the stream of a complete reply. Its iterators never wait."""
+        """Create a stream from a complete reply. Its iterators never block."""
         return cls(answer, _pieces(thoughts or ""), _pieces(text), answer)
 
 
 def as_list(events: AsyncIterator[T]) -> list[T]:
-    """Return all items of an iterator that never waits, without an event loop."""
+    """Collect all items of an async iterator that never blocks, without an event loop."""
 
     async def listing() -> list[T]:
         return [event async for event in events]
@@ -50,16 +51,16 @@ def as_list(events: AsyncIterator[T]) -> list[T]:
         listing().send(None)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
-    raise RuntimeError("The events of a complete reply must not wait.")
+    raise RuntimeError("Streaming a complete reply must not block.")
 
 
 def named_events(events: Iterable[Mapping[str, Any]]) -> bytes:
-    """Encode events named by their ``type``, as in Anthropic's API and OpenAI's responses."""
+    """Encode events with their ``type`` as the event name (Anthropic, OpenAI Responses)."""
     return "".join(
         f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events
     ).encode()
 
 
 def bare_events(events: Iterable[Mapping[str, Any]]) -> bytes:
-    """Encode events without names, as in Gemini's API and OpenAI's chat completions."""
+    """Encode events without event names (Gemini, OpenAI Chat Completions)."""
     return "".join(f"data: {json.dumps(event)}\n\n" for event in events).encode()

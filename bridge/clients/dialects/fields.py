@@ -1,4 +1,4 @@
-"""Functions that the dialects share: they read the table of fields, formats and forced tools."""
+"""Shared helpers for the dialects: the table of fields, output formats and forced tools."""
 
 import json
 import tomllib
@@ -20,11 +20,11 @@ def _table() -> dict[str, Any]:
 
 
 BUILT_IN_TOOLS = frozenset(_table()["responses"]["built_in_tools"])
-"""Tools that OpenAI defines. Coding agents offer them, but the policy never sees them."""
+"""OpenAI's built-in tools. Coding agents send them, but they are never shown to the policy."""
 
 
 def field_policy(api: str) -> FieldPolicy:
-    """Return the policy for an API's fields; ``api`` is the API's name in ``fields.toml``."""
+    """Return the field policy for an API, given its name in ``fields.toml``."""
     rules = _table()[api]
     ignored = frozenset([*rules["ignored"], *_table()["common"]["ignored"]])
     refused = {
@@ -41,10 +41,10 @@ def read_format(
     *,
     tools: Sequence[Any] | None = None,
 ) -> ReplyFormat | None:
-    """Return the format that a field and the tools require; None if any reply is valid.
+    """Return the output format required by a field and the tools, or None if there is none.
 
-    The field is an object with a type and a schema, or absent. ``within`` is the key of the inner
-    object that has the schema; "" if the field itself has the schema.
+    The field may be missing. If not, it is an object with a type and a schema. ``within`` is the
+    key of the inner object that contains the schema, or "" if the field itself contains it.
     """
     spec = {"type": None} if is_absent(value) else read_object(value, param) or {}
     kind, text = spec.get("type", ""), None
@@ -54,7 +54,7 @@ def read_format(
         text = schema_text(get(spec.get(within) if within else spec, "schema"), param)
     elif kind is not None and kind != "text":
         raise bad_request(
-            f"'{param}' has the type {kind!r:.200}; expected 'text', 'json_object' or "
+            f"'{param}' has the type {kind!r:.200}; expected one of 'text', 'json_object' and "
             "'json_schema'.",
             param=param,
         )
@@ -70,13 +70,13 @@ def _strict_schemas(tools: Sequence[Any]) -> Iterator[tuple[str, object]]:
 
 
 def schema_text(schema: object, param: str) -> str:
-    """Return a JSON schema as text; raise a 400 for any other value."""
+    """Serialize a JSON schema. Raises a 400 error if it is not valid."""
     if not isinstance(schema, Mapping):
         raise bad_request(f"'{param}' needs a JSON schema, got {schema!r:.200}.", param=param)
     try:
         text = json.dumps(schema)
         check_schema(text)
-    except Exception as error:  # a validator may raise anything for an invalid schema
+    except Exception as error:  # validators may raise anything for an invalid schema
         raise bad_request(
             f"'{param}' is not a valid JSON schema: {error!s:.300}", param=param
         ) from None
@@ -86,12 +86,12 @@ def schema_text(schema: object, param: str) -> str:
 def forced_tools(
     choice: object, name: object, tools: Sequence[Any] | None, param: str = "tool_choice"
 ) -> tuple[str, ...]:
-    """Return the tools of which the reply must call one; () if any reply is allowed."""
+    """Return the tools that the reply must choose from, or () if no call is required."""
     names = tuple(str(get(get(tool, "function"), "name")) for tool in tools or ())
     if name is not None:
         if name not in names:
             raise bad_request(
-                f"'{param}' names the tool {name!r:.200}; offered: {', '.join(names)}.",
+                f"'{param}' requires the unknown tool {name!r:.200}. Tools: {', '.join(names)}.",
                 param=param,
             )
         return (str(name),)
@@ -105,9 +105,9 @@ def forced_tools(
 def openai_forced_tools(
     choice: object, name: object, tools: Sequence[Any] | None, form: str
 ) -> tuple[str, ...]:
-    """Return the forced tools of OpenAI's ``tool_choice``.
+    """Return the tools that the reply must choose from, according to OpenAI's ``tool_choice``.
 
-    ``name`` is the tool that ``choice`` names, or None. ``form`` is an example for error messages.
+    ``name`` is the tool selected by ``choice``, or None. ``form`` is an example for error messages.
     """
     if is_absent(choice) or choice in ("auto", "none"):
         return ()

@@ -1,9 +1,9 @@
-"""Gemini's ``generateContent``: the API of google-genai and Google's Agent Development Kit.
+"""Gemini's ``generateContent`` API, used by google-genai and Google's Agent Development Kit.
 
 https://ai.google.dev/api/generate-content
 
-The path has the model's name and says whether to stream (``/models/NAME:streamGenerateContent``).
-The object ``generationConfig`` has the settings of a call.
+The path contains the model name and specifies whether to stream
+(``/models/NAME:streamGenerateContent``). Generation settings are in ``generationConfig``.
 """
 
 import re
@@ -29,20 +29,20 @@ from evert.bridge.clients.dialects.gemini_tools import (
 from evert.bridge.clients.dialects.shapes import call_arguments
 
 FIELDS = field_policy("gemini")
-"""The treatment of every request field (``fields.toml``)."""
+"""How to handle each request field (``fields.toml``)."""
 
 CONFIG_FIELDS = field_policy("gemini_generation_config")
-"""The treatment of every field of ``generationConfig``."""
+"""How to handle each field in ``generationConfig``."""
 
 METHOD = re.compile(
     r"/(?:models|tunedModels|endpoints)/(.+):(generateContent|streamGenerateContent|countTokens)$"
 )
-"""The end of a path: the model's name and the method."""
+"""Matches the end of a path, which contains the model name and the method."""
 
 
 def method_of(path: str) -> re.Match[str] | None:
-    """Match the model and the method at the end of a path; None for other paths."""
-    # Most paths have no method, and the pattern alone would be slow, since it tries every slash.
+    """Match the model and the method at the end of a path. Returns None for other paths."""
+    # Check the suffix first, because the pattern alone is slow (it tries every slash).
     ends = (":generateContent", ":streamGenerateContent", ":countTokens")
     return METHOD.search(path) if path.endswith(ends) else None
 
@@ -68,9 +68,9 @@ STATUSES = {
 
 
 class Gemini(Dialect):
-    """The dialect of Gemini. Each rollout has its own, which keeps the ids of tool calls."""
+    """Gemini's API. There is one instance per rollout, which stores the ids of tool calls."""
 
-    ping = b"\n"  # Google's SDK would read a comment as an answer
+    ping = b"\n"  # Google's SDK cannot handle comments in a stream
     framed = staticmethod(bare_events)
 
     def __init__(self, default_model: str) -> None:
@@ -78,16 +78,16 @@ class Gemini(Dialect):
         self._ids = CallIds()
 
     def addressed(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the body with ``model`` and ``stream``, which the path contains."""
+        """Add ``model`` and ``stream`` from the path to the body."""
         match = method_of(path)
         if match is None:
             return body
-        request = body.get("generateContentRequest")  # in bodies of countTokens
+        request = body.get("generateContentRequest")  # for countTokens
         inner = request if isinstance(request, Mapping) else body
         return {**inner, "model": match[1], "stream": match[2] == "streamGenerateContent"}
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Return the request in a body."""
+        """Parse a request body."""
         request = read_fields(body, "body")
         FIELDS.check(request, strict=False)
         config = read_fields(request.get("generationConfig", {}), "generationConfig")
@@ -114,7 +114,7 @@ class Gemini(Dialect):
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the JSON object of a ``GenerateContentResponse``."""
+        """Build the JSON object for a ``GenerateContentResponse``."""
         parts = [*_parts(reply, thoughts=_wants_thoughts(body))]
         self._ids.remember(request.messages, parts)
         candidate = {**_candidate(parts), "finishReason": _FINISH[reply.finish_reason]}
@@ -140,7 +140,7 @@ class Gemini(Dialect):
     async def events(
         self, stream: Stream, body: Mapping[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield a response per piece; the last response also has the complete reply's fields."""
+        """Yield one response per piece. The last one includes all fields of the complete reply."""
         head = {name: stream.head[name] for name in ("modelVersion", "responseId")}
         async for piece in stream.thoughts:
             if _wants_thoughts(body):
@@ -163,11 +163,11 @@ class Gemini(Dialect):
         return super().sampling({name: config.get(field) for name, field in _SAMPLING.items()})
 
     def counted(self, count: int) -> dict[str, Any]:
-        """Return the JSON object of a ``CountTokensResponse``."""
+        """Build the JSON object for a ``CountTokensResponse``."""
         return {"totalTokens": count}
 
     def error(self, error: Mapping[str, Any], status: int) -> dict[str, Any]:
-        """Return the JSON object of a refusal, a ``google.rpc.Status``."""
+        """Return the JSON object for an error, in the format of ``google.rpc.Status``."""
         reason = error.get("code") or error.get("type") or "invalid_request_error"
         kind = "type.googleapis.com/google.rpc.ErrorInfo"
         return {
@@ -190,7 +190,7 @@ def _read_format(config: Mapping[str, Any], must_call: tuple[str, ...]) -> Reply
     if kind not in ("text/plain", "application/json"):
         raise bad_request(
             f"'responseMimeType' is {kind!r:.200}; expected 'text/plain' or 'application/json'. "
-            "To get one of several words, use 'application/json' and a schema with an enum.",
+            "To choose from several words, use 'application/json' and a schema with an enum.",
             param="responseMimeType",
         )
     if name is None:

@@ -1,6 +1,7 @@
-"""The contents of Gemini's API as messages of chat completions.
+"""Converts Gemini's contents to messages in the chat completions format.
 
-A content has a role and parts: texts (thoughts have a flag), function calls, results and images.
+A content has a role and a list of parts. A part is a text (with a flag if it is a thought), a
+function call, a function response or an image.
 """
 
 import itertools
@@ -21,7 +22,7 @@ _PARTS = (
 
 
 def read_system(system: object) -> list[dict[str, Any]]:
-    """Return the system message with a paragraph for each part; [] without an instruction."""
+    """Return a system message with one paragraph per part, or [] if there is no instruction."""
     if is_absent(system):
         return []
     place = "systemInstruction"
@@ -30,7 +31,10 @@ def read_system(system: object) -> list[dict[str, Any]]:
 
 
 def read_contents(contents: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the messages; consecutive contents of the model (a stream's) become one message."""
+    """Convert contents to messages.
+
+    Consecutive contents from the model (for example from a stream) become one message.
+    """
     turns = [_read_content(*content) for content in shapes.placed(contents, "contents")]
     for is_reply, group in itertools.groupby(turns, lambda content: content[0] == "model"):
         if is_reply:
@@ -44,7 +48,7 @@ def _read_content(content: object, place: str) -> tuple[str, list[tuple[str, dic
     fields = read_fields(content, place)
     role = fields.get("role", "user")
     if role not in ("user", "model", "function", "tool"):
-        raise unexpected(place, content, "an object whose role is 'user' or 'model'.")
+        raise unexpected(place, content, "an object with role 'user' or 'model'.")
     parts = _part_list(fields, place)
     if not parts and role != "model":
         raise unexpected(place, content, "a content with at least one part.")

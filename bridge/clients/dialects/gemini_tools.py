@@ -1,9 +1,9 @@
-"""The tools of Gemini's API: declarations, OpenAPI schemas as JSON schemas, and ids of calls.
+"""Tools in Gemini's API: function declarations, schema conversion and call ids.
 
-The API has two kinds of schemas. ``parametersJsonSchema`` and ``responseJsonSchema`` are JSON
-schemas. ``parameters`` and ``responseSchema`` are a subset of OpenAPI schemas (types in capitals,
-``nullable``, 64-bit numbers as text), which ``json_schema`` converts to JSON schemas. In practice,
-clients also send OpenAPI schemas under the first two names.
+The API has two types of schemas. ``parametersJsonSchema`` and ``responseJsonSchema`` are JSON
+schemas. ``parameters`` and ``responseSchema`` are a subset of OpenAPI schemas (uppercase types,
+``nullable``, 64-bit numbers as strings), which ``json_schema`` converts to JSON schemas. In
+practice, clients also send OpenAPI schemas in the JSON schema fields.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _MODES = ("MODE_UNSPECIFIED", "AUTO", "VALIDATED", "COMPOSITIONAL", "ANY", "NONE
 
 _TOOLS = (
     "{'functionDeclarations': [...]}. Searches, code execution and the hosted API's other tools "
-    "are not supported. Offer functions."
+    "are not supported. Define functions instead."
 )
 
 _SCHEMAS = ("items", "additionalProperties")
@@ -30,13 +30,13 @@ _COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Items", "Length", 
 _LEFT_OUT = {"propertyOrdering", "example", "nullable"}
 
 REMEMBERED = 2**14
-"""Maximum number of calls whose ids are kept; the oldest calls are forgotten."""
+"""Maximum number of calls to store ids for. The oldest ones are dropped."""
 
 
 def read_fields(value: object, place: str) -> dict[str, Any]:
-    """Return an object's fields with their names in camel case, without null fields.
+    """Convert an object's keys to camel case and drop null values.
 
-    In all Google APIs, ``max_output_tokens`` and ``maxOutputTokens`` are the same field.
+    Google APIs accept both ``max_output_tokens`` and ``maxOutputTokens`` for the same field.
     """
     if not isinstance(value, Mapping):
         raise malformed(place, "an object", value)
@@ -52,7 +52,7 @@ def _camel(name: str) -> str:
 
 
 def json_schema(schema: object, place: str) -> dict[str, Any]:
-    """Return an OpenAPI schema as a JSON schema; fields that both formats have stay unchanged."""
+    """Convert an OpenAPI schema to a JSON schema. Fields that are in both formats are kept."""
     fields = read_fields(schema, place)
     result: dict[str, Any] = {}
     for name, value in fields.items():
@@ -78,7 +78,7 @@ def json_schema(schema: object, place: str) -> dict[str, Any]:
 def schema_in(
     fields: Mapping[str, Any], json_name: str, openapi_name: str, place: str = ""
 ) -> object:
-    """Return the JSON schema in one of two fields; None if both are missing."""
+    """Return the schema from one of two fields as a JSON schema, or None if both are missing."""
     name = json_name if json_name in fields else openapi_name
     schema = fields.get(name)
     in_capitals = isinstance(schema, Mapping) and str(schema.get("type")).isupper()
@@ -107,7 +107,7 @@ def _typed(schema: dict[str, Any], *, nullable: bool) -> dict[str, Any]:
 
 
 def read_tools(tools: object) -> list[dict[str, Any]]:
-    """Return the functions of all tools in the form of chat completions."""
+    """Convert the functions of all tools to the chat completions format."""
     functions: list[dict[str, Any]] = []
     for tool, place in placed(read_tool_list(tools) or (), "tools"):
         fields = read_fields(tool, place)
@@ -128,7 +128,7 @@ def _function(declaration: object, place: str) -> dict[str, Any]:
 
 
 def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str, ...]]:
-    """Return whether ``toolConfig`` allows calls, and the tools of which one must be called."""
+    """Return whether ``toolConfig`` allows calls, and the tools that the reply must choose from."""
     outer = read_fields({} if is_absent(config) else config, "toolConfig")
     place = "toolConfig.functionCallingConfig"
     calling = read_fields(outer.get("functionCallingConfig", {}), place)
@@ -148,17 +148,17 @@ def read_calling(config: object, tools: Sequence[Any]) -> tuple[bool, tuple[str,
 
 
 class CallIds:
-    """The ids of a rollout's tool calls, for agents that send calls back without their ids.
+    """Stores the ids of a rollout's tool calls, for agents that send calls back without ids.
 
-    The API does not require ids, and some clients (LiteLLM's) drop them. A call is recognised by
-    its index in the conversation, the message before it, its name and its arguments.
+    The API does not require ids, and some clients (such as LiteLLM) drop them. We recognise a call
+    by its index in the conversation, the message before it, its name and its arguments.
     """
 
     def __init__(self) -> None:
         self._ids: OrderedDict[bytes, list[str]] = OrderedDict()
 
     def remember(self, messages: Sequence[Any], parts: Iterable[Mapping[str, Any]]) -> None:
-        """Keep the ids of the calls in the parts of an answer to ``messages``."""
+        """Store the ids of the calls in the parts of a reply to ``messages``."""
         ids = defaultdict(list)
         for call in (part["functionCall"] for part in parts if "functionCall" in part):
             ids[_place(messages, call["name"], call["args"])].append(call["id"])
@@ -169,7 +169,7 @@ class CallIds:
             self._ids.popitem(last=False)
 
     def restore(self, messages: Sequence[dict[str, Any]]) -> None:
-        """Restore missing ids of calls, and set each result's id to that of its call."""
+        """Restore missing call ids, and set the id of each result to the id of its call."""
         unanswered: list[tuple[object, object]] = []
         for index, message in enumerate(messages):
             calls = message.get("tool_calls", ())
@@ -194,7 +194,7 @@ def _place(before: Sequence[Any], name: object, arguments: object) -> bytes:
 
 
 def _restore_result(result: dict[str, Any], unanswered: list[tuple[object, object]]) -> None:
-    """Set a result's id: its own, or that of the oldest unanswered call of the same function."""
+    """Match a result to a call by id. Without an id, use the function's oldest unanswered call."""
     call_id = result["tool_call_id"]
     matches = [
         call for call in unanswered if call[call_id is not None] == (call_id or result["name"])

@@ -1,4 +1,4 @@
-"""OpenAI's responses, with the state behind ``previous_response_id``.
+"""OpenAI's Responses API, including the state for ``previous_response_id``.
 
 https://platform.openai.com/docs/api-reference/responses
 """
@@ -30,25 +30,25 @@ from evert.bridge.clients.dialects.shapes import (
 )
 
 FIELDS = field_policy("responses")
-"""The treatment of every request field (``fields.toml``)."""
+"""How to handle each request field (``fields.toml``)."""
 
 LOGPROBS = "message.output_text.logprobs"
-"""The value of ``include`` that requests log-probabilities. Other values have no effect, since the
-data that they request is always or never included."""
+"""The value in ``include`` that requests log-probabilities. Other values have no effect, because
+the data they refer to is either always or never included."""
 
 
 class Responses(Dialect):
-    """The dialect of responses. Each rollout has its own, which keeps the rollout's responses."""
+    """OpenAI's Responses API. There is one instance per rollout, which stores its responses."""
 
     def __init__(self, default_model: str) -> None:
         super().__init__(default_model)
         self._conversations: dict[str, list[Any]] = {}
         self._sizes: dict[str, int] = {}
         self._size = 0
-        self.max_characters: int | None = None  # in all stored responses; None: no limit
+        self.max_characters: int | None = None  # limit for all stored responses (None: no limit)
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Return the request in a body."""
+        """Parse a request body."""
         FIELDS.check(body, strict=False)
         fields.read_flag(body, "stream")
         choice = body.get("tool_choice")
@@ -71,14 +71,14 @@ class Responses(Dialect):
         )
 
     def _messages(self, body: Mapping[str, Any]) -> list[Any]:
-        """Return the conversation without instructions, which apply only to one response."""
+        """Return the conversation, without instructions (they only apply to one response)."""
         new, previous = body.get("input"), body.get("previous_response_id")
         if fields.is_absent(previous):
             return read_input(new)
         history = self._conversations.get(previous) if isinstance(previous, str) else None
         if history is None:
             raise bad_request(
-                f"Previous response with id {previous!r:.200} not found here.",
+                f"Previous response with id {previous!r:.200} not found.",
                 param="previous_response_id",
                 code="previous_response_not_found",
             )
@@ -87,7 +87,7 @@ class Responses(Dialect):
     def write(
         self, reply: Reply, request: ChatRequest, number: str, body: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the JSON object of a response; store the response unless ``store`` is false."""
+        """Build the JSON object for a response, and store it unless ``store`` is false."""
         output = [*_output(reply, number, body.get("tools"))]
         is_cut = reply.finish_reason == "length"
         response = {
@@ -100,7 +100,7 @@ class Responses(Dialect):
         if body.get("store") is not False:
             messages = request.messages[len(_read_instructions(body.get("instructions"))) :]
             latest = next(reversed(self._conversations.values()), [])
-            # Agents resend earlier messages; equal messages are stored once.
+            # Agents resend earlier messages, so share the objects to save memory.
             pairs = zip(latest, messages, strict=False)
             shared = [old if old == new else new for old, new in pairs]
             conversation = [*shared, *messages[len(shared) :], *read_input(output)]
@@ -112,17 +112,17 @@ class Responses(Dialect):
     async def events(
         self, stream: Stream, body: Mapping[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield numbered events: the response's start, its items in order, and its end."""
+        """Yield the stream events: response start, output items, response end."""
         number = itertools.count()
         async for event in _events(stream):
             yield {**event, "sequence_number": next(number)}
 
     def counted(self, count: int) -> dict[str, Any]:
-        """Return the JSON object of a prompt's token count."""
+        """Build the JSON object for a token count."""
         return {"object": "response.input_tokens", "input_tokens": count}
 
     def error_event(self, error: Mapping[str, Any], status: int, number: int = 0) -> bytes:
-        """Return the event of a refusal, for a stream that has begun with ``number`` events."""
+        """Return the event for an error in a stream that already contains ``number`` events."""
         event = {
             "type": "error",
             "code": error.get("code") or error.get("type"),
@@ -154,7 +154,7 @@ def _read_instructions(value: object) -> list[dict[str, Any]]:
 
 
 def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
-    """Return items as messages of chat completions; the items of one reply become one message."""
+    """Convert input items to chat messages. The items of a reply are merged into one message."""
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, (list, tuple)) or not value:
@@ -171,11 +171,11 @@ def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
 
 
 _REPLY = ("reasoning_content", "content", "tool_calls")
-"""The parts of a reply, in order."""
+"""The fields of a reply, in the order of their items."""
 
 
 def _merge(last: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Add an item to the ``last`` reply; return False if it begins a new reply."""
+    """Merge an item into the ``last`` reply. Return False if it belongs to a new reply."""
     [kind] = [kind for kind in _REPLY if kind in message]
     if kind == "tool_calls":
         last.setdefault(kind, []).extend(message[kind])
@@ -202,8 +202,8 @@ def _read_item(item: object, place: str) -> dict[str, Any]:
             content = [_read_part(part, place) for part in content]
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
     raise bad_request(
-        f"{place} has the type {kind!r:.200}; expected a message, reasoning, a function or custom "
-        "tool call, or the output of one. Send whole items instead of references.",
+        f"{place} has type {kind!r:.200}; expected a message, reasoning, a function or custom "
+        "tool call, or a tool call output. Send complete items instead of references.",
         param=place,
     )
 
@@ -241,8 +241,8 @@ def _reasoning(item: Mapping[str, Any]) -> str:
 def _must_call(choice: object, tools: list[Any], left_out: Sequence[str]) -> tuple[str, ...]:
     if choice == "required" and left_out and not tools:
         raise bad_request(
-            f"'tool_choice'='required' needs tools to choose from. evert does not show the policy "
-            f"the tools that OpenAI defines ({', '.join(left_out)}): offer functions.",
+            f"'tool_choice'='required' needs tools to choose from. OpenAI's built-in tools "
+            f"({', '.join(left_out)}) are not shown to the policy; define functions instead.",
             param="tools",
         )
     kind = get(choice, "type")
@@ -347,7 +347,7 @@ async def _events(stream: Stream) -> AsyncIterator[dict[str, Any]]:
 
 
 def _start_events(item: dict[str, Any], place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events that begin an item with one part that is still empty."""
+    """Yield the events that start an item with a single, empty part."""
     [part] = item["content"]
     index, added = place["output_index"], {**item, "content": []}
     yield {"type": "response.output_item.added", "output_index": index, "item": added}

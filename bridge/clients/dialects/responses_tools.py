@@ -1,7 +1,8 @@
-"""The tools of OpenAI's responses: functions, custom tools (free text), namespaces of both.
+"""Tools in OpenAI's Responses API: functions, custom tools (free text), and namespaces.
 
-The policy sees plain functions. A custom tool becomes a function with one string argument, and a
-tool in a namespace becomes ``namespace.name``. Calls are written in their tool's original form.
+The policy only sees regular functions. A custom tool becomes a function with one string argument,
+and a tool in a namespace is named ``namespace.name``. Calls are converted back to the format of the
+original tool.
 """
 
 import json
@@ -17,7 +18,7 @@ from evert.bridge.clients.dialects.fields import BUILT_IN_TOOLS
 from evert.bridge.clients.dialects.shapes import function_call, function_tool, get, placed
 
 CUSTOM_ARGUMENT = "input"
-"""The only argument of the function that replaces a custom tool."""
+"""Name of the only argument of a function that represents a custom tool."""
 
 _TOOLS = (
     "{'type': 'function', 'name': ..., 'parameters': ...}, a custom tool, or a namespace of them."
@@ -33,16 +34,16 @@ _CUSTOM_PARAMETERS = {
 
 
 def read_tools(tools: Sequence[Any]) -> tuple[list[Any], tuple[str, ...]]:
-    """Return tools in the form of chat completions, and the kinds of tools that are left out."""
+    """Convert tools to the chat completions format. Also return the types of unsupported tools."""
     items = [*_read_tools(tools, "tools", "")]
     left_out = tuple(tool for tool in items if isinstance(tool, str))
     for kind in left_out:
-        warn_once(kind, "An agent offers OpenAI's tool %.100r, which evert cannot show the policy")
+        warn_once(kind, "An agent sent OpenAI's tool %.100r, which the policy cannot use")
     return [tool for tool in items if not isinstance(tool, str)], left_out
 
 
 def _read_tools(tools: Sequence[Any], place: str, prefix: str) -> Iterator[dict[str, Any] | str]:
-    """Yield each tool, or its kind if it is left out."""
+    """Yield each tool, or its type if it is not supported."""
     for tool, where in placed(tools, place):
         kind = get(tool, "type")
         if kind == "namespace" and isinstance(tool.get("tools"), list) and not prefix:
@@ -62,7 +63,7 @@ def _prefixed(prefix: str, name: object) -> object:
 
 
 def read_call(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tool call of an input item in the form of chat completions."""
+    """Convert an input item to a tool call in the chat completions format."""
     arguments = item.get("arguments")
     if item.get("type") == "custom_tool_call":
         arguments = json.dumps({CUSTOM_ARGUMENT: item.get("input")})
@@ -72,7 +73,7 @@ def read_call(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
-    """Return the output item of a call, in the form of the called tool, from ``tools``."""
+    """Convert a call to an output item, in the format of the matching tool in ``tools``."""
     space, tool = _find_tool(call.function.name, tools if isinstance(tools, (list, tuple)) else ())
     name = call.function.name.removeprefix(f"{space}.") if space else call.function.name
     item: dict[str, Any] = {"call_id": call.id, "name": name}
@@ -93,7 +94,10 @@ def write_call(call: ToolCall, tools: object, number: str) -> dict[str, Any]:
 
 
 def _find_tool(name: str, tools: Sequence[Any]) -> tuple[str, Mapping[str, Any]]:
-    """Find a tool and its namespace; a tool with ``defer_loading`` is its own namespace."""
+    """Find a tool and its namespace ("" if it has none).
+
+    For tools with ``defer_loading``, the namespace is the tool's own name.
+    """
     for tool in tools:
         tool_name = get(tool, "name")
         if get(tool, "type") != "namespace":

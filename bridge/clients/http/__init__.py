@@ -1,8 +1,8 @@
-"""The API over loopback HTTP, for agents in other processes.
+"""A loopback HTTP server for agents in other processes.
 
 In reading order:
 
-    connections.py        HTTP connections: their number, sizes and time limits
-    calls_and_retries.py  one rollout's calls over HTTP, and their retries
-    server.py             the start and end of servers, and the rollouts' keys
+    connections.py        HTTP connections, with limits on their number, sizes and duration
+    calls_and_retries.py  handles one rollout's calls and their retries
+    server.py             starts and stops servers, and manages API keys
 """

@@ -1,10 +1,10 @@
-"""One rollout's calls over HTTP: complete answers, streams and retries.
+"""Handles one rollout's calls over HTTP: complete responses, streams and retries.
 
-- A retry that the SDK marks (``x-stainless-retry-count``) and that has the same body gets the
-  original call's reply, so no call is sampled twice. A request without the mark is a new call. Only
-  calls of the same rollout are compared.
-- Pings, which SDKs skip, keep a stream alive while it waits for the trainer.
-- A call whose client has disconnected is cancelled, unless it is retried within ``RETRY_PATIENCE``.
+- If the SDK marks a request as a retry (``x-stainless-retry-count``) and it has the same body as an
+  earlier call in the rollout, it gets the reply to that call, so nothing is sampled twice. Requests
+  without this header are new calls.
+- Streams are kept alive with pings (which SDKs ignore) while they wait for the trainer.
+- If the client disconnects, its call is cancelled unless it is retried within ``RETRY_PATIENCE``.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from evert.bridge.clients.http.connections import (
 from evert.bridge.errors import AgentAborted
 from evert.bridge.off_loop import off_loop
 
-PING_EVERY = 10.0  # seconds between the pings of a waiting stream
-RETRY_PATIENCE = 10.0  # seconds that a call without a client waits for a retry
-REMEMBERED = 8  # a retry can match this many of a rollout's latest answered calls
+PING_EVERY = 10.0  # seconds between pings while a stream is waiting
+RETRY_PATIENCE = 10.0  # seconds to wait for a retry after the client has disconnected
+REMEMBERED = 8  # number of recently answered calls that a retry can match
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class _Pending:
 
 
 class Calls:
-    """One rollout's endpoint, its idle connections, and its latest calls by path and body."""
+    """One rollout's endpoint, with its idle connections and recent calls (by path and body)."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -55,14 +55,14 @@ class Calls:
         self._active = 0
 
     def end(self) -> None:
-        """Cancel the calls and retire the idle connections at the end of the rollout."""
+        """Cancel all calls and retire idle connections at the end of the rollout."""
         for pending in self._pending.values():
             pending.reply.cancel()
         for connection in [*self._resting]:
             connection.retire()
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request that has the rollout's key."""
+        """Answer a request that was sent with the rollout's key."""
         connection = connection_of(request)
         connection.work()
         self._active += 1
@@ -128,7 +128,7 @@ def _identity(path: str, content: bytes) -> bytes:
 
 def _retrieve(reply: "asyncio.Task[Reply]") -> None:
     if not reply.cancelled():
-        reply.exception()  # otherwise asyncio logs it if no client is left
+        reply.exception()  # prevents asyncio's "exception was never retrieved" log
 
 
 def _give_up(pending: _Pending) -> None:
@@ -146,7 +146,7 @@ async def _answer(call: ApiCall, reply: "asyncio.Task[Reply]") -> ApiResponse:
 async def _stream(
     request: web.BaseRequest, call: ApiCall, reply: "asyncio.Task[Reply]"
 ) -> web.StreamResponse:
-    """Stream a reply; if it is ready within ``PING_EVERY``, send it whole, with its own status."""
+    """Stream a reply. If it is ready within ``PING_EVERY``, send it whole, with its own status."""
     await asyncio.wait({reply}, timeout=PING_EVERY)
     if reply.done():
         return await send(request, whole(await _answer(call, reply)))

@@ -1,13 +1,13 @@
-"""Connections of the loopback server: their number, their time limits, reading and writing.
+"""Connections to the loopback server: limits, timeouts, reading and writing.
 
-A connection is a *stranger* until a request on it has the key of a running rollout. At most
-``STRANGERS`` strangers are open, and a new stranger replaces the oldest, so thousands of them
-cannot block a rollout. A rollout may have ``AT_ONCE`` requests in progress, and ``RESTING`` idle
+A connection is a *stranger* until it sends a request with the key of a running rollout. At most
+``STRANGERS`` of them are kept open, and a new one replaces the oldest, so even thousands of them
+cannot block a rollout. A rollout can have ``AT_ONCE`` requests in progress and ``RESTING`` idle
 connections.
 
 aiohttp limits the headers (128 lines of 8190 bytes, ``IDLE_TIME`` to send them) and rejects
-malformed HTTP. Requests to foreign host names are refused, against DNS rebinding (``is_named``).
-No CORS headers are sent, so web pages of other origins cannot read an answer.
+malformed HTTP. To prevent DNS rebinding, requests for foreign host names are refused
+(``is_named``). No CORS headers are sent, so web pages from other origins cannot read responses.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ from evert.bridge.off_loop import off_loop
 logger = logging.getLogger(__name__)
 
 # bytes
-BODY_LIMIT = 64 * 2**20  # of a request's body, decompressed; a longer body gets a 413
+BODY_LIMIT = 64 * 2**20  # maximum size of a decompressed body; longer ones get a 413
 
 # seconds
-BODY_TIME = 60.0  # to send a body; a slower client gets a 408
-IDLE_TIME = 30.0  # from a connection's start, or its last answer, to the end of its next headers
-WRITE_TIME = 30.0  # to read an answer; a slower client's connection is closed
-LINGER_TIME = 2.0  # for a refused client to finish sending, so that it can read the refusal
-YOUNG = 1.0  # a younger connection is kept, so that its client has time to send: see ``rest``
+BODY_TIME = 60.0  # time to send a body; slower clients get a 408
+IDLE_TIME = 30.0  # time from connecting or the last response to the end of the next headers
+WRITE_TIME = 30.0  # time to read a response; slower clients are disconnected
+LINGER_TIME = 2.0  # time for a refused client to finish sending, so that it can read the error
+YOUNG = 1.0  # younger connections are kept, to give clients time to send (see ``rest``)
 
 # connections
-STRANGERS = 256  # without a running rollout's key
-RESTING = 256  # idle, per rollout; also the total for all rollouts that are over
-AT_ONCE = 1024  # requests in progress per rollout; the next request gets a 429
-ACCEPTED_AT_ONCE = 16  # accepted in a row before open connections are served again
+STRANGERS = 256  # without the key of a running rollout
+RESTING = 256  # idle ones per rollout, and the same for all finished rollouts together
+AT_ONCE = 1024  # requests in progress per rollout; further requests get a 429
+ACCEPTED_AT_ONCE = 16  # connections to accept in a row before serving the open ones again
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 CONTAINERS = ("host.docker.internal", "gateway.docker.internal", "host.containers.internal")
-"""Names by which containers reach their host machine; nobody can register them as domains."""
+"""Names that containers use for their host machine. They cannot be registered as domains."""
 
 BAD_BODY = (web.RequestPayloadError, HttpProcessingError)
 
@@ -77,12 +77,12 @@ class Connections(web.Server):
         )
 
     async def end(self) -> None:
-        """Give answers in progress 0.1 s, then close all connections."""
+        """Close all connections, giving responses in progress 0.1 s to finish."""
         self.is_over = True
         self.pre_shutdown()
         await self.shutdown(0.1)
         for connection in [*self.every]:
-            connection.wire.abort()  # otherwise a client that does not read would keep it open
+            connection.wire.abort()  # a client that does not read could keep it open
 
     def forget(self) -> None:
         """Close all sockets without the event loop, which is closed or in another process."""
@@ -95,16 +95,16 @@ class Connections(web.Server):
 class Connection(web.RequestHandler):
     """One connection."""
 
-    wire: asyncio.Transport  # kept here: aiohttp drops its reference before the transport closes
+    wire: asyncio.Transport  # aiohttp drops its own reference before the transport closes
     _circle: "OrderedDict[Connection, None] | None" = None
     _since = 0.0
 
     def connection_made(self, transport: Any) -> None:
         """Add the new connection to the strangers."""
         self.wire = transport
-        # A connection's only reference to evert's objects is its server.
+        # This is the connection's only reference to evert's objects.
         self._all: Connections = self._manager  # type: ignore[assignment]
-        if self._all.is_over:  # accepted just before the end
+        if self._all.is_over:  # accepted just before the server stopped
             transport.abort()
             return
         self._all.every.add(self)
@@ -118,15 +118,15 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def work(self) -> None:
-        """Mark the connection as busy, so that it is not replaced."""
+        """Mark the connection as busy, so that it won't be replaced."""
         if self._circle is not None:
             self._circle.pop(self, None)
             self._circle = None
 
     def rest(self, circle: "OrderedDict[Connection, None]", limit: int) -> None:
-        """Add the connection to the idle ones in ``circle``; above ``limit``, close the oldest.
+        """Add the connection to the idle ones in ``circle``. Above ``limit``, close the oldest.
 
-        While the oldest connection is younger than ``YOUNG``, up to four times ``limit`` may stay.
+        While the oldest is younger than ``YOUNG``, up to four times ``limit`` are kept.
         """
         self.work()
         now = self._loop.time()
@@ -151,21 +151,24 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Return the answer to a failed request; it omits the request, which may contain a key."""
+        """Return the response for a failed request.
+
+        The response does not include the request, which may contain a key.
+        """
         if isinstance(exc, ConnectionError):
             raise exc
         if status >= 500:
-            logger.error("A bug in evert made a request fail.", exc_info=exc)
+            logger.error("A request failed because of a bug in evert.", exc_info=exc)
         if request.writer.output_size > 0:
-            raise ConnectionError("The answer has already begun, so no error can be sent.")
+            raise ConnectionError("Cannot send an error: the response has already started.")
         text = f"The request is not valid HTTP ({type(exc).__name__})."
         details = text, "invalid_request_error", "bad_http"
         if status >= 500:
-            details = "evert failed to answer; its log says why.", "api_error", "internal_error"
+            details = "Internal error in evert; see its log.", "api_error", "internal_error"
         return whole(failure(status, *details), last=True)
 
     def log_exception(self, *args: Any, exc_info: object = None, **options: Any) -> None:
-        """Log an error, except for bad bodies, whose clients got an answer."""
+        """Log an error, except for malformed bodies, which are reported to the client."""
         if not isinstance(exc_info, BAD_BODY):
             super().log_exception(*args, exc_info=exc_info, **options)
 
@@ -174,7 +177,7 @@ class Connection(web.RequestHandler):
 
 
 def is_named(request: web.BaseRequest, interface: str) -> bool:
-    """Return whether a request's host is an IP address or one of this machine's own names."""
+    """Return whether a request's host is an IP address or one of this machine's names."""
     target, hosts = request.raw_path, [request.headers.get("host", LOOPBACK[0])]
     if not target.startswith(("/", "*")):
         hosts.append(urlsplit(target if "://" in target else f"//{target}").netloc)
@@ -182,7 +185,7 @@ def is_named(request: web.BaseRequest, interface: str) -> bool:
 
 
 def is_from_here(request: web.BaseRequest, interface: str) -> bool:
-    """Return whether a request is not from a foreign web page; browsers send the page's origin."""
+    """Return False for requests from foreign web pages (browsers send the page's origin)."""
     origin = request.headers.get("origin")
     return origin is None or _is_ours(origin.partition("://")[2], interface)
 
@@ -211,7 +214,7 @@ def _is_address(name: str) -> bool:
 
 
 async def body_of(request: web.BaseRequest) -> bytes | ApiResponse:
-    """Return a request's body, decompressed, or the answer that refuses the request."""
+    """Return a request's decompressed body, or an error response."""
     too_long = failure(
         413,
         f"The body is longer than {BODY_LIMIT} bytes.",
@@ -222,7 +225,7 @@ async def body_of(request: web.BaseRequest) -> bytes | ApiResponse:
         return too_long
     if request.headers.get("expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # the answer has not begun
+        request.writer.output_size = 0  # the response has not started yet
     chunks, size = [], 0
     try:
         async with asyncio.timeout(BODY_TIME):
@@ -235,13 +238,13 @@ async def body_of(request: web.BaseRequest) -> bytes | ApiResponse:
         message = f"The body was not sent within {BODY_TIME:g} s."
         return failure(408, message, "invalid_request_error", "request_timeout")
     except BAD_BODY as error:
-        message = f"The body cannot be read ({type(error).__name__}): bad chunks or compression."
+        message = f"Cannot read the body ({type(error).__name__}): invalid chunks or compression."
         return failure(400, message, "invalid_request_error", "bad_body")
     return b"".join(chunks) if size <= LONG_BODY else await off_loop(b"".join, chunks)
 
 
 def whole(answer: ApiResponse, *, last: bool = False) -> web.Response:
-    """Return an answer as a complete response; if ``last``, the connection closes after it."""
+    """Build a complete response. If ``last``, the connection is closed after it."""
     response = web.Response(
         status=answer.status, body=answer.content, headers={"content-type": answer.content_type}
     )
@@ -260,15 +263,15 @@ async def send(request: web.BaseRequest, response: web.StreamResponse) -> web.St
 
 @asynccontextmanager
 async def being_read(request: web.BaseRequest) -> AsyncIterator[None]:
-    """Close the connection if its client does not read the answer within ``WRITE_TIME``."""
+    """Close the connection if the client does not read the response within ``WRITE_TIME``."""
     try:
         async with asyncio.timeout(WRITE_TIME):
             yield
     except TimeoutError:
         connection_of(request).wire.abort()
-        raise ConnectionResetError("The client does not read its answer.") from None
+        raise ConnectionResetError("The client did not read the response in time.") from None
 
 
 def connection_of(request: web.BaseRequest) -> Connection:
-    """Return the connection of a request."""
+    """Return the connection that a request arrived on."""
     return request.protocol  # type: ignore[return-value]

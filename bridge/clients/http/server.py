@@ -1,13 +1,13 @@
-"""The rollouts' APIs over loopback HTTP, for agents in other processes.
+"""Serves rollouts over loopback HTTP, for agents in other processes.
 
-There is one server per event loop and interface, for any number of rollouts. Each rollout has a key
-of 192 random bits, which the agent's process sends as the API key. (Keys are looked up in a dict,
-so a timing attack would have to guess a key's hash.)
+There is one server per event loop and interface, which can serve any number of rollouts. Each
+rollout has a key with 192 random bits that the agent's process sends as the API key. (Keys are
+looked up in a dict, so a timing attack would have to guess the hash of a key.)
 
-A server listens as soon as it returns an address. It stops when its last rollout is released; a
-server on a fixed port, which other programs know, stops with its loop. Only the loop refers to the
-server's ``_Tie``, so the tie's finalizer closes the sockets however the loop ends. A forked process
-serves nothing.
+The server is already listening when it returns an address. It stops when its last rollout is
+released. A server with a fixed port, which other programs may know, runs until its event loop ends.
+The server's ``_Tie`` is only referenced by the loop, so its finalizer closes the sockets no matter
+how the loop ends. Forked processes do not serve anything.
 """
 
 import asyncio
@@ -40,18 +40,18 @@ from evert.bridge.clients.http.connections import (
 
 logger = logging.getLogger(__name__)
 
-KEYS_REMEMBERED = 1024  # keys of finished rollouts, so that late calls get their own error
+KEYS_REMEMBERED = 1024  # keys of finished rollouts, so that late calls get a specific error
 BACKLOG = 1024
 RELAYED_PORT = 47113
-"""The port in the URLs of a server on a Unix socket; the client runs a relay on this port."""
-AGES = 1e9  # seconds: a timer that never fires
+"""The port used in URLs for Unix sockets. The client runs a relay on this port."""
+AGES = 1e9  # seconds; effectively never
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A rollout's URLs: ``base_url`` for OpenAI's SDK, ``root_url`` for other SDKs.
+    """A rollout's URLs: ``base_url`` for the OpenAI SDK, and ``root_url`` for other SDKs.
 
-    If ``socket`` is a Unix socket's path, the URLs are valid where a relay to the socket runs.
+    If ``socket`` is the path of a Unix socket, the URLs work wherever a relay to it is running.
     """
 
     root_url: str
@@ -61,11 +61,11 @@ class Address:
 
 
 class _Tie:
-    """An object that only an event loop refers to, so that it is collected when the loop ends."""
+    """An object that is only referenced by an event loop, so it is collected with the loop."""
 
 
 class Server:
-    """The server of one event loop on one interface or Unix socket."""
+    """The server for one event loop and one interface or Unix socket."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str) -> None:
         self._loop = loop
@@ -80,7 +80,7 @@ class Server:
         self._timer: weakref.ref[asyncio.TimerHandle] | None = None
         tie = _Tie()
         self._end = weakref.finalize(tie, _drop, weakref.ref(self))
-        # in an empty context, because the server may outlive the current rollout
+        # Use an empty context, because the server may outlive the current rollout.
         loop.call_soon_threadsafe(self._begin, tie, context=contextvars.Context())
 
     def _begin(self, tie: _Tie) -> None:
@@ -96,7 +96,8 @@ class Server:
             self._connections, sock=self._socket, backlog=ACCEPTED_AT_ONCE, start_serving=False
         )
         await self._listener.start_serving()
-        self._socket.listen(BACKLOG)  # asyncio's ``backlog`` is also its number of accepts in a row
+        # Set the backlog here, because asyncio would accept ``backlog`` connections in a row.
+        self._socket.listen(BACKLOG)
 
     async def _stop(self) -> None:
         self._end.detach()
@@ -106,7 +107,7 @@ class Server:
         if self._listener is not None:
             with suppress(NotImplementedError):
                 self._loop.remove_reader(self._socket)
-            await asyncio.sleep(0)  # otherwise asyncio loses a connection that it is accepting
+            await asyncio.sleep(0)  # let asyncio finish accepting a connection
             self._listener.close()
         self._socket.close()
         await self._connections.end()
@@ -117,13 +118,13 @@ class Server:
                 del _servers[id(self._loop), self._interface]
 
     def drop(self) -> None:
-        """Close all sockets immediately, without the loop."""
+        """Close all sockets immediately, without using the event loop."""
         self._forget()
         self._socket.close()
         self._connections.forget()
 
     def add(self, endpoint: Endpoint) -> Address:
-        """Serve a rollout until its episode is over. Safe from any thread."""
+        """Serve a rollout until its episode is over. Thread-safe."""
         key = f"evert-{secrets.token_urlsafe(24)}"
         endpoint.episode.hold(functools.partial(self.release, key))
         self._rollouts[key] = Calls(endpoint)
@@ -131,8 +132,8 @@ class Server:
         return Address(self._root, f"{self._root}/v1", key, socket_path)
 
     async def release(self, key: str) -> None:
-        """Stop serving a rollout; a server without a fixed port stops after its last rollout."""
-        with _lock:  # a thread may request an address at the same time
+        """Stop serving a rollout. After the last one, stop the server unless its port is fixed."""
+        with _lock:  # another thread may request an address at the same time
             calls = self._rollouts.pop(key)
             self._over.append(key)
             is_over = not self._rollouts and not self._port
@@ -156,22 +157,22 @@ class Server:
 
     def _unknown_host(self) -> ApiResponse:
         message = (
-            "The request's Host is not a name of this server. Use its IP address, 'localhost', or, "
-            "in a container, 'host.docker.internal'. A proxy in front of the server must send one "
-            "of these as Host."
+            "The Host header is not a name of this server. Use its IP address, 'localhost', or (in "
+            "a container) 'host.docker.internal'. A proxy in front of the server must set the Host "
+            "header to one of these."
         )
         return failure(403, message, "permission_error", "unknown_host")
 
     def _unknown_key(self, key: str) -> ApiResponse:
         if key in self._over:
             message = (
-                "The episode of this key is over, so nothing can answer its model calls. Wait for "
+                "The episode for this key is over, so its model calls cannot be answered. Wait for "
                 "every call before the agent ends."
             )
             return failure(400, message, "invalid_request_error", "rollout_over")
         problem = "No rollout has this API key" if key else "The request has no API key"
         message = (
-            f"{problem}. Send client.api_key, the key for client.base_url. A command gets it as "
+            f"{problem}. Send client.api_key, the key for client.base_url. Commands receive it as "
             "{api_key} or in OPENAI_API_KEY, ANTHROPIC_API_KEY or GEMINI_API_KEY."
         )
         return failure(401, message, "authentication_error", "invalid_api_key")
@@ -184,12 +185,12 @@ def _listening(host: str) -> tuple[socket.socket, str]:
         listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
         name = f"[{host}]" if ":" in host else host
         return listener, f"http://{name}:{listener.getsockname()[1]}"
-    if sys.platform != "linux":  # only sandboxes have such addresses
-        raise NotImplementedError("A path as an address needs Linux.")
+    if sys.platform != "linux":  # only used for sandboxes
+        raise NotImplementedError("Serving on a Unix socket is only supported on Linux.")
     listener = socket.socket(socket.AF_UNIX)
     folder = os.open(os.path.dirname(host), os.O_PATH)
     try:
-        # The path itself may be too long.
+        # Bind via /proc, because the full path may be too long for a socket address.
         listener.bind(f"/proc/self/fd/{folder}/{os.path.basename(host)}")
         listener.listen(BACKLOG)
     except OSError:
@@ -201,7 +202,7 @@ def _listening(host: str) -> tuple[socket.socket, str]:
 
 
 def interface_and_port(host: str) -> tuple[str, int]:
-    """Split "0.0.0.0:8443" or "[::]:8443" into interface and port (0, any free port, if absent)."""
+    """Split "0.0.0.0:8443" or "[::]:8443" into interface and port (default: 0, any free port)."""
     name, _, port = host.rpartition(":")
     is_both = port.isdecimal() and name and (":" not in name or name.endswith("]"))
     return (name.strip("[]"), int(port)) if is_both else (host.strip("[]"), 0)
@@ -212,7 +213,7 @@ def _is_path(host: str) -> bool:
 
 
 def key_of(request: web.BaseRequest) -> str:
-    """Return a request's key from the header of any of the APIs; "" without a key."""
+    """Return the API key from a request's headers (as sent by any of the SDKs), or ""."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()
@@ -223,13 +224,16 @@ def key_of(request: web.BaseRequest) -> str:
 # -- one server per loop and interface -------------------------------------------------------------
 
 _servers: weakref.WeakValueDictionary[tuple[int, str], Server] = weakref.WeakValueDictionary()
-"""Servers by the loop's ``id``, valid while the server keeps its loop, and by the interface."""
+"""Servers by loop ``id`` and interface. The id is valid while the server keeps the loop alive."""
 
 _lock = threading.RLock()
 
 
 def serve(endpoint: Endpoint, host: str = LOOPBACK[0]) -> Address:
-    """Return a rollout's only address on a host, until the episode ends. Safe from any thread."""
+    """Serve a rollout on a host until its episode ends. Thread-safe.
+
+    Returns the same address if the rollout is already being served on this host.
+    """
     endpoint.episode.check_running()
     with _lock:
         if host not in endpoint.addresses:
@@ -242,7 +246,7 @@ def _serve(endpoint: Endpoint, host: str) -> Address:
     if interface_and_port(host)[0] not in LOOPBACK and not _is_path(host):
         logger.warning(
             "Model calls are served on %s over plain HTTP, so anyone who can read the traffic can "
-            "read the rollouts and their keys. Put a proxy with TLS or an SSH tunnel in front.",
+            "read the rollouts and their keys. Use a TLS proxy or an SSH tunnel to protect them.",
             host,
         )
     server = _servers.get((id(loop), host)) or Server(loop, host)
@@ -250,19 +254,19 @@ def _serve(endpoint: Endpoint, host: str) -> Address:
     try:
         return server.add(endpoint)
     finally:
-        if not server._rollouts:  # the rollout is over, and the server was made for it
+        if not server._rollouts:  # the rollout is already over, and nothing else uses the server
             server.drop()
 
 
 def _drop(server: "weakref.ref[Server]") -> None:
-    """Drop a server after its loop was closed."""
+    """Drop a server whose event loop was closed."""
     live_server = server()
     if live_server is not None:
         live_server.drop()
 
 
 def _drop_all() -> None:
-    """Close the sockets in a fork, because only the parent answers on them."""
+    """Close all sockets in a forked process, because only the parent serves them."""
     for server in [*_servers.values()]:
         server.drop()
     _lock.release()

@@ -1,13 +1,13 @@
-"""The parser of questions in plain English: words, and how people ask about each attribute.
+"""Parses questions in plain English.
 
-Read in this order:
+Suggested reading order:
 
-    wording.py       the words of a question as stems
+    wording.py       turns the words of a question into stems
     lexicon.py       phrases for each attribute, and names of the nouns
-    parsed.py        what a question can ask: attributes, comparisons, several parts, a guess
+    parsed.py        the results: attributes, comparisons, compound questions, guesses
     guesses.py       questions that only name a noun
     comparisons.py   "bigger than a car", "heavier than a brick"
-    questions.py     turns a question in plain English into what it asks, or None
+    questions.py     the parser itself
 
-This folder knows only words, from ``lexicon.toml``, and no facts about the nouns.
+The parser only knows the words in ``lexicon.toml``, but no facts about the nouns.
 """

@@ -1,8 +1,8 @@
-"""Comparisons: "bigger than a car", "under ten kilos", "would it fit in a bag", "older than 100".
+"""Parses comparisons: "bigger than a car", "under ten kilos", "would it fit in a bag", ...
 
-A comparison of size with a reference in the lexicon asks about an attribute. A comparison with a
-number, or with another measured thing, asks whether the noun is longer, heavier, more expensive,
-faster or younger.
+If a question compares the noun's size with a reference from the lexicon, the result is an
+``Attribute``. If it compares the noun with a number, or with another thing whose measures we know,
+the result is a ``Comparison`` of length, weight, price, speed or age.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ PRICE = frozenset({"cheaper", "expensive", "cost", "costs", "pricier", "price", 
 SPEED = frozenset({"faster", "slower", "quicker"})
 MORE, LESS = frozenset({"more", "over", "above"}), frozenset({"less", "under", "below"})
 INVERSE = frozenset({"in_pocket", "in_hand"})
-"""Attributes that are true of things *not* bigger than the reference."""
+"""Attributes that are true for things that are *not* bigger than the reference."""
 FITS = frozenset({"fit", "fits", "fitted", "put", "carry", "carried"})
 EXISTENCE = stems_of("invented built made created born constructed exist existed around there")
-"""Words of questions about the year when something first existed."""
+"""Words in questions about the year in which something first existed."""
 LIFE = frozenset({"live", "lived", "die", "died", "alive", "living", "dead"})
 NOW = 2025
 _ANY = (FILLER - {"me", "you"}) | stems_of("average normal regular standard whole single entire")
 _MACHINES = {("dishwasher",), ("microwav",), ("wash", "machin")}
 _ROUGH = {(name,) for name in stems_of("cat dog horse cow elephant van truck bus whale melon")}
-"""References whose measures are more accurate than their attribute in the lexicon."""
+"""References for which measures are more accurate than the attribute in the lexicon."""
 _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
     "one": 1,
     "ten": 10,
@@ -46,7 +46,7 @@ _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
 
 
 def parse_comparison(words: Sequence[str], lexicon: Lexicon) -> Attribute | Comparison | None:
-    """Return what a comparison asks; None if it is not one, or the reference is unknown."""
+    """Parse a comparison. Returns None if it isn't one, or if the reference is unknown."""
     return _parse_size(words, lexicon) or (_parse_age(words) if lexicon.measures else None)
 
 
@@ -66,7 +66,7 @@ def _parse_size(words: Sequence[str], lexicon: Lexicon) -> Attribute | Compariso
     key = tuple(stem(word) for word in reference if word == "me" or stem(word) not in _ANY)
     bigger = up != bool(NEGATIONS & {*map(stem, words)})
     if key in _MACHINES and not {"than", "fit", "fits"} & bag:
-        return None  # "put in a dishwasher" asks for more than size
+        return None  # "put in a dishwasher" is not just about size
     attribute = None if key in _ROUGH and key in lexicon.measures else lexicon.references.get(key)
     if attribute is not None and quantity == "centimetres":
         return Attribute(attribute, bigger != (attribute in INVERSE))
@@ -81,7 +81,7 @@ def _parse_size(words: Sequence[str], lexicon: Lexicon) -> Attribute | Compariso
 
 
 def _direction(bag: set[str]) -> tuple[Quantity, bool, bool]:
-    """Return the compared quantity, whether "more" is asked, and whether "less" is."""
+    """Return the quantity, whether the question asks for more, and whether it asks for less."""
     more, less = bool(MORE & bag), bool(LESS & bag)
     if SPEED & bag:
         return "speed", bool({"faster", "quicker"} & bag), "slower" in bag
@@ -93,7 +93,7 @@ def _direction(bag: set[str]) -> tuple[Quantity, bool, bool]:
 
 
 def _parse_age(words: Sequence[str]) -> Comparison | None:
-    """Return what is asked about age ("over a century old", "invented before 1950"), or None."""
+    """Parse a question about age ("over a century old", "invented before 1950")."""
     bag = {*words}
     number = _number(words)
     if number is None or LIFE & bag:

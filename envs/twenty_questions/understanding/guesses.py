@@ -1,4 +1,4 @@
-"""Guesses: questions that name a noun and say nothing else."""
+"""Recognises guesses, which are questions that only name a noun."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ RELATIONS = stems_of(
     with
     """
 )
-"""Filler words that relate the answer to another noun: "is it on a table" is no guess."""
+"""Filler words that relate the answer to a different noun: "is it on a table" is not a guess."""
 GUESS_FILLER = (FILLER - RELATIONS) | stems_of(
     """
     guess final believe suppose right correct pair name piece certainly definitely finally hm hmm ah
@@ -26,18 +26,18 @@ GUESS_FILLER = (FILLER - RELATIONS) | stems_of(
 IDIOM = re.compile(
     r"\b(?:(?:going|want|like|have) to|to be|for sure|by (?:any )?chance|think(?:ing)? about)\b"
 )
-"""Phrases that do not change what is guessed."""
+"""Phrases that don't affect what is guessed."""
 PROPER = re.compile(
     r"\b(?:[Ii]s|[Ww]as|be) (?:(?:it|he|she|this|that) )?(?:the )?"
     r"([A-Z][\w.'-]+(?: [A-Z][\w.'-]+)*)\W*$"
 )
-"""A name at the end of a question."""
+"""Matches a proper name at the end of a question."""
 PORTIONS = stems_of("bar bit bowl bottle box bunch cup glass jar loaf pair piece pot set slice")
-"""A portion of a noun counts as the noun: "a loaf of bread"."""
+"""A portion of a noun, as in "a loaf of bread", counts as the noun."""
 
 
 class Names:
-    """Finds nouns by what people call them, ignoring case, articles, plurals and aliases."""
+    """Finds nouns by name, ignoring case, articles and plurals and resolving aliases."""
 
     def __init__(
         self,
@@ -56,24 +56,24 @@ class Names:
 
     def _add(self, name: str, answer: str) -> None:
         parts = key(name)
-        self._names[parts] = self._names[("".join(parts),)] = answer  # "tea pot" is "teapot"
+        self._names[parts] = self._names[("".join(parts),)] = answer  # "tea pot" = "teapot"
 
     @property
     def keys(self) -> Iterable[tuple[str, ...]]:
-        """The stems of every name."""
+        """The stems of all names."""
         return self._names.keys()
 
     def find(self, words: Sequence[str]) -> str | None:
-        """Return the noun that the words name, or None if they say anything else."""
+        """Return the noun that the words name, or None if they contain anything else."""
         return _find_name(words, self._names)
 
     def find_foreign(self, words: Sequence[str]) -> str | None:
-        """Return the known thing outside the list of nouns that the words name, or None."""
+        """Return the thing in ``foreign_nouns`` that the words name, or None."""
         return _find_name(words, self._foreign_names)
 
 
 def proper_name(question: str) -> str | None:
-    """Return the capitalised name at a question's end ("is it the Brooklyn Bridge?"), or None."""
+    """Return the proper name at the end of a question like "is it the Brooklyn Bridge?"."""
     match = None if question.isupper() else PROPER.search(question)
     return match and match[1]
 
@@ -92,6 +92,6 @@ def _find_name(words: Sequence[str], names: Mapping[tuple[str, ...], str]) -> st
 
 
 def key(text: str) -> tuple[str, ...]:
-    """Return the stems of a name without its articles."""
+    """Return the stems of a name without articles."""
     parts = wording.stems(text)
     return tuple(part for part in parts if part not in ("a", "an", "the")) or tuple(parts)

@@ -1,7 +1,8 @@
-"""The lexicon: phrases for each attribute, other names of the nouns, things to compare with.
+"""The lexicon: phrases for each attribute, aliases of the nouns, and things to compare with.
 
-It is read from ``lexicon.toml``. A phrase is a set of stems that must all occur in a question. It
-has no filler words except some small ones ("made up"). Words joined by "_" must be adjacent.
+It is loaded from ``lexicon.toml``. A phrase is a set of stems, all of which must occur in a
+question. Phrases don't contain filler words, except for some particles ("made up"). Words joined
+with "_" must be adjacent.
 """
 
 import re
@@ -23,9 +24,9 @@ class Phrase:
     """A way to ask about an attribute.
 
     Attributes:
-        stems: Stems that must all be in the question.
-        positive: False if the words deny the attribute.
-        weak: Whether it counts only if it explains the whole question.
+        stems: Stems that must all occur in the question.
+        positive: False if the phrase means that the noun does not have the attribute.
+        weak: Whether the phrase only counts if it explains the whole question.
     """
 
     attribute: str
@@ -39,14 +40,14 @@ class Lexicon:
     """The words that the parser knows.
 
     Attributes:
-        questions: The canonical question of every attribute.
-        phrases: Phrases of all attributes, in the order of the file.
-        references: Stems of a thing to compare with -> the size attribute that this asks about.
-        aliases: Other names of nouns.
-        vocabulary: All stems of the phrases.
-        foreign_nouns: Things that people guess and that are not among the nouns.
-        measures: Stems of a thing's name -> its centimetres, kilograms and the like. Empty unless
-            ``extended_facts`` adds them.
+        questions: The canonical question for each attribute.
+        phrases: Phrases for all attributes, in file order.
+        references: Stems of a thing to compare with -> the corresponding size attribute.
+        aliases: Alternative names for nouns.
+        vocabulary: All stems that occur in phrases.
+        foreign_nouns: Things that people guess although they are not in the list of nouns.
+        measures: Stems of a thing's name -> its measures (centimetres, kilograms, ...). Empty
+            unless they are added by ``extended_facts``.
     """
 
     questions: dict[str, str]
@@ -84,7 +85,7 @@ def load_lexicon() -> Lexicon:
 
 
 def phrase(attribute: str, text: str) -> Phrase:
-    """Read a phrase of the lexicon's file: "!" negates it, "~" makes it weak."""
+    """Parse a phrase from the lexicon, where "!" negates it and "~" makes it weak."""
     negative, weak = text.startswith("!"), "~" in text[:2]
     parts = wording.stems(text.replace("_", " "))
     required = [part for part in parts if part not in FILLER or part in PARTICLES]

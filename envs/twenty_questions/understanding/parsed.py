@@ -1,10 +1,10 @@
-"""What a question can ask: the parser's results."""
+"""The results of parsing a question."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Quantity: TypeAlias = Literal["centimetres", "kilograms", "dollars", "speed", "year"]
-"""What is measured: length, weight, price, km/h, and the year when something first existed."""
+"""Length, weight, price, speed in km/h, or the year in which something first existed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +12,7 @@ class Attribute:
     """A question about an attribute.
 
     Attributes:
-        attribute: Its id.
+        attribute: The attribute's id.
         positive: Whether "yes" means that the noun has the attribute.
     """
 
@@ -25,10 +25,10 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A question about whether the noun is above a limit: longer, heavier, faster and so on.
+    """A question about whether a quantity is above a limit: longer, heavier, faster and so on.
 
     Attributes:
-        positive: Whether "yes" means that it is above the limit.
+        positive: Whether "yes" means that the quantity is above the limit.
     """
 
     quantity: Quantity
@@ -41,10 +41,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Compound:
-    """Two or more questions in one: "a small animal that can fly", "red or yellow".
+    """Several questions in one, such as "a small animal that can fly" or "red or yellow".
 
     Attributes:
-        any: Whether one "yes" is enough; otherwise all must be "yes".
+        any: Whether a single "yes" among the parts is enough. Otherwise, all must be "yes".
     """
 
     parts: "tuple[Attribute | Comparison, ...]"
@@ -56,7 +56,7 @@ class Guess:
     """A guess.
 
     Attributes:
-        answer: The noun as written in the list, or else as written by the player.
+        answer: The noun as spelled in the list, or by the player if it is not in the list.
     """
 
     answer: str

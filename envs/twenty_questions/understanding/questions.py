@@ -1,4 +1,4 @@
-"""Parses yes/no questions in plain English: an attribute, a guess and so on, or None.
+"""Parses yes/no questions in plain English. The result is an attribute, a guess, ... or None.
 
     parser = QuestionParser(load_lexicon(), shipped_facts().answers)
     parser.parse("Hasn't it got any wings?")   Attribute("has_wings", positive=True)
@@ -7,19 +7,19 @@
     parser.parse("Could it be a zebra?")       Guess("zebra")
     parser.parse("What colour is it?")         None
 
-The parser uses no model and no random numbers. The first of these rules to give a result counts:
+The parser is deterministic and doesn't use a model. It applies these rules until one has a result:
 
-1. *Not yes/no*: a question that begins with what, where, how, ... is not understood.
-2. *Guess*: only the name of a noun is left once "is it", "my guess is", articles and the like are
-   removed (``guesses.py``). "Guess: x" is a guess for any x.
+1. *Not yes/no*: a question that starts with what, where, how, ... is not understood.
+2. *Guess*: nothing but the name of a noun remains after removing "is it", "my guess is", articles
+   and so on (``guesses.py``). "Guess: x" is a guess for any x.
 3. *Comparison* with something whose size or weight is known (``comparisons.py``).
-4. *Attribute*: a lexicon phrase whose words are all in the question. Common words have weight 0,
-   words that say little 0.25. One attribute must explain the question's whole weight. A "not"
-   (or "unable", "lacks", "wingless", "non-") outside all phrases negates the answer.
-5. *Compound*: the clauses between "and", "or", "that" are parsed one by one; "a striped animal"
-   asks for stripes and for an animal.
-6. *Typos*: rules 2 to 5 again, with unknown words replaced by similar known ones.
-7. *Foreign nouns*: "is it a dragon" is a guess, and a wrong one.
+4. *Attribute*: all words of one of its phrases occur in the question. Filler words have a weight of
+   0 and weak words 0.25. A single attribute must explain the question's total weight. A "not" (or
+   "unable", "lacks", "wingless", "non-") that is not part of a phrase negates the answer.
+5. *Compound*: the clauses between "and", "or" and "that" are parsed separately. "A striped animal"
+   asks about stripes and about being an animal.
+6. *Typos*: rules 2 to 5 again, after replacing unknown words with similar known words.
+7. *Foreign nouns*: "is it a dragon" is a (wrong) guess.
 8. *Best attribute*: the one that explains most of the weight, if that is at least ``ENOUGH``.
 """
 
@@ -58,20 +58,20 @@ from evert.envs.twenty_questions.understanding.wording import (
 )
 
 ENOUGH = 0.3
-"""Share of a question's weight that its best attribute must explain."""
+"""Fraction of a question's weight that the best attribute must explain."""
 ALL = 0.99
-"""Share that counts as the whole question."""
+"""Fraction that counts as the whole question."""
 ALIKE = 0.82
-"""Similarity (``difflib``) from which an unknown word counts as a known one with a typo."""
+"""Minimum similarity (``difflib``) to treat an unknown word as a typo of a known word."""
 KINDS = stems_of(
     """
     animal bird insect reptile mammal fruit vegetable vehicle plant flower person instrument toy
     furniture food woman man girl boy
     """
 )
-"""Words that may follow another attribute: "a striped animal" asks for both."""
+"""Words that can follow another attribute: "a striped animal" asks about both."""
 OF_KIND = re.compile(r"Is (?:it an? |this person |it \w+\?)")
-"""Beginning of canonical questions whose words may end the name of a kind: "a wild animal"."""
+"""Start of canonical questions whose words can end a noun phrase, as in "a wild animal"."""
 HEADS = stems_of(
     """
     accessory activity area body building collection color container device equipment game gear
@@ -80,7 +80,7 @@ HEADS = stems_of(
     toy vessel weapon word work
     """
 )
-"""More words that may end the name of a kind, which is not a guess."""
+"""More words that can end a noun phrase that is not a guess, as in "a metal object"."""
 JOINTS = frozenset({"and", "or", "nor", "but", "that", "which", "who"})
 BESIDE = frozenset(
     {"as", "at", "by", "for", "from", "in", "like", "of", "on", "than", "to", "with"}
@@ -101,7 +101,7 @@ class _PhraseMatch:
 
 
 class QuestionParser:
-    """Parses questions about the nouns of one list."""
+    """Parses questions about a list of nouns."""
 
     def __init__(self, lexicon: Lexicon, answers: Iterable[str]) -> None:
         self._lexicon = lexicon
@@ -126,13 +126,13 @@ class QuestionParser:
         self._known_stems = {*self._by_stem, *FILLER, *NEGATIONS, *chain(*self._names.keys)}
 
     def parse(self, question: str) -> Parsed:
-        """Return what ``question`` asks; None if it is not understood."""
+        """Parse ``question``. Returns None if it is not understood."""
         return self._cached_parse(question)
 
     def _parse(self, question: str) -> Parsed:
         words = words_of(question)
         if words[1:2] == ["not"] and words[0] in AUXILIARIES:
-            del words[1]  # "Isn't it alive?" asks what "Is it alive?" asks
+            del words[1]  # "Isn't it alive?" means the same as "Is it alive?"
         if not words or words[0] in QUESTION_WORDS:
             return None
         explicit = EXPLICIT.match(question)
@@ -152,7 +152,7 @@ class QuestionParser:
         )
 
     def _parse_foreign(self, question: str, words: list[str]) -> Guess | None:
-        """Return a guess of a noun in no list: "is it a dragon", "is it the Brooklyn Bridge"."""
+        """Parse a guess of an unknown noun: "is it a dragon", "is it the Brooklyn Bridge"."""
         name = proper_name(question)
         if name and not all(stem(word) in self._lexicon.vocabulary for word in words_of(name)):
             return Guess(name)
@@ -177,13 +177,13 @@ class QuestionParser:
         )
 
     def _parse_several(self, words: list[str]) -> Compound | None:
-        """Return what a question's clauses ask; None if there is only one, or one is unclear."""
+        """Parse each clause; return None if there is only one, or if one is not understood."""
         clauses = _clauses(words)
         parsed = [parse_comparison(c, self._lexicon) or self._parse_attribute(c) for c in clauses]
         parts = tuple(part for part in parsed if part is not None)
         if len(parts) < len(parsed) or len({(type(p), _subject(p)) for p in parts}) < 2:
             return None
-        if "neither" in words:  # it is in the first clause and negates only that
+        if "neither" in words:  # the first clause contains the "neither" and is already negated
             negated = (replace(part, positive=not part.positive) for part in parts[1:])
             return Compound((parts[0], *negated))
         return Compound(parts, any="or" in words)
@@ -195,10 +195,11 @@ class QuestionParser:
         return next(iter(difflib.get_close_matches(stem(word), candidates, 1, ALIKE)), word)
 
     def parse_all(self, text: str) -> list[Attribute]:
-        """Return all attributes in a non-question ("striped mammals"), the most certain first.
+        """Return all attributes in a text such as "striped mammals", the most certain one first.
 
-        The words that an attribute explains are removed before the next search. If the text has a
-        negation, only the first attribute is returned, since it is unclear what else is negated.
+        The words that an attribute explains are removed before looking for the next one. If the
+        text contains a negation, only the first attribute is returned, since it is unclear what
+        else is negated.
         """
         remaining, attributes = words_of(text), list[Attribute]()
         while remaining:
@@ -214,7 +215,7 @@ class QuestionParser:
         return attributes
 
     def _parse_attribute(self, words: list[str], least: float = ENOUGH) -> Attribute | None:
-        """Return the attribute that explains the most of a question, if at least ``least``."""
+        """Return the attribute that explains most of a question, at least a share of ``least``."""
         parts, negations = self._parts(words)
         total = sum(map(_weight, {*parts}))
         neighbours = pairwise(part for part in parts if part not in ARTICLES)
@@ -251,7 +252,7 @@ class QuestionParser:
     def _matches(self, parts: set[str]) -> dict[str, _PhraseMatch]:
         candidates = {index for part in parts for index in self._by_stem.get(part, ())}
         by_attribute: dict[str, list[Phrase]] = {}
-        for index in sorted(candidates):  # a set's order differs from run to run
+        for index in sorted(candidates):  # set order differs between runs
             phrase = self._lexicon.phrases[index]
             if phrase.stems <= parts:
                 by_attribute.setdefault(phrase.attribute, []).append(phrase)
@@ -278,7 +279,7 @@ def _is_enough(match: _PhraseMatch, total: float, least: float) -> bool:
 
 
 def _noun_phrase(words: list[str]) -> list[str]:
-    """Return "spinning", "top" of "is it a spinning top"; empty for less simple questions."""
+    """Return ["spinning", "top"] for "is it a spinning top", or [] for complex questions."""
     article = next((at for at, word in enumerate(words[:6]) if word in ("a", "an")), len(words))
     phrase = words[article + 1 :]
     asks = (
@@ -299,7 +300,7 @@ def _subject(part: Attribute | Comparison) -> str | float:
 
 
 def _clauses(words: list[str]) -> Iterator[list[str]]:
-    """Yield the clauses of a question. In "is it a striped animal", "animal" is a clause too."""
+    """Yield the clauses of a question. "animal" in "is it a striped animal" is also a clause."""
     for joint, group in groupby(words, JOINTS.__contains__):
         clause = [*group]
         length = len(clause)
@@ -313,7 +314,7 @@ def _clauses(words: list[str]) -> Iterator[list[str]]:
 
 
 def mentions(question: str, answer: str) -> bool:
-    """Return whether a question contains a noun's name, or one of its other names."""
+    """Return whether a question contains the name of a noun or one of its aliases."""
     question_stems = tuple(wording.stems(question))
     names = {key(name) for name in (answer, *load_lexicon().aliases.get(answer, ()))}
     return any(

@@ -1,8 +1,8 @@
-"""Normalizes the words of a question: lower case, no contractions, stems.
+"""Normalizes the words of a question: lower case, expanded contractions, stemming.
 
-``words_of`` splits a text; ``stem`` gives "wings", "winged" and "wing" the same stem. The sets at
-the end list stems of little or no weight. The lexicon's phrases are stemmed too, so stems need not
-be words.
+``words_of`` splits text into words, and ``stem`` maps "wings", "winged" and "wing" to the same
+stem. The sets at the end of this module contain stems with little or no weight. The lexicon's
+phrases are stemmed in the same way, so stems don't have to be real words.
 """
 
 import re
@@ -22,7 +22,7 @@ FRAME = re.compile(
     """,
     re.VERBOSE,
 )
-"""Beginnings of a question that carry no meaning."""
+"""Matches meaningless text at the start of a question."""
 
 CONTRACTIONS = (
     (r"(?<=\d),(?=\d{3})", ""),
@@ -44,7 +44,7 @@ TAG = re.compile(
     """,
     re.VERBOSE,
 )
-"""Ends of a question that carry no meaning."""
+"""Matches meaningless text at the end of a question."""
 
 FORMS = """
     carry: carried carries; family: families; movie: movies;
@@ -60,7 +60,7 @@ FORMS = """
     stringed; swim: swam; thing: things; tie: tied; tooth: teeth; use: used using; wear: worn
     wore; wolf: wolves; woman: women; wool: woolen woollen; write: wrote written
 """
-"""Words with the forms that the rules of ``stem`` would get wrong."""
+"""Words with forms for which the rules in ``stem`` would be wrong."""
 
 WHOLE = """
     actually bare bed bite building bus cane cape care ceiling clothes clothing cute deadly dice
@@ -68,14 +68,14 @@ WHOLE = """
     need news note painting pine plane pliers put really red ring saw scared scissors seed site
     speed spine spring sting string thing this tired tone topping trousers tube us wine wing
 """
-"""Words that only look as if they have an ending."""
+"""Words that only look as if they had an ending."""
 
 DIGITS = {
     **{"2": "two", "3": "three", "4": "four", "5": "five"},
     **{"6": "six", "7": "seven", "8": "eight", "9": "nine"},
 }
 SPELLED: dict[str, str] = DIGITS | {"dose": "does", "u": "you", "r": "are", "ppl": "people"}
-"""Digits, and words that people type in a hurry."""
+"""Digits and common shorthand."""
 
 IRREGULAR = {
     form: word.strip()
@@ -86,18 +86,18 @@ IRREGULAR = {
 
 SENTENCES = re.compile(r"(?<=[?!.:])\s+(?=\w)")
 EXAMPLES = re.compile(r",\s+(?:like|such as|for example)\b[^?]*")
-"""Examples of the words before them: ", like a watch"."""
+"""Matches examples at the end of a clause, such as ", like a watch"."""
 
 
 def question_sentence(text: str) -> str:
-    """Return the question in a text: the first sentence with "?", or else the whole text."""
+    """Return the first sentence that ends with "?", or the whole text if there is none."""
     sentences = SENTENCES.split(EXAMPLES.sub("", text))
     questions = (sentence for sentence in sentences if sentence.endswith("?"))
     return next(questions, text) if len(sentences) > 1 else sentences[0]
 
 
 def words_of(text: str) -> list[str]:
-    """Return a text's question as lower-case words: contractions split, ``FRAME``, ``TAG`` cut."""
+    """Return the normalized words of a question, except what ``FRAME`` and ``TAG`` match."""
     text = question_sentence(text).lower().replace("\u2019", "'").strip()
     text = FRAME.sub("", TAG.sub("", text))
     for pattern, replacement in CONTRACTIONS:
@@ -132,12 +132,12 @@ def stem(word: str) -> str:
 
 
 def stems(text: str) -> list[str]:
-    """Return the stems of all words of a text."""
+    """Return the stems of all words in a text."""
     return [stem(word) for word in words_of(text)]
 
 
 def stems_of(text: str) -> frozenset[str]:
-    """Return words, separated by spaces, as a set of stems."""
+    """Return the stems of whitespace-separated words as a set."""
     return frozenset(map(stem, text.split()))
 
 
@@ -166,14 +166,14 @@ FILLER = stems_of(
     whose will with word would you your yours yourself
     """
 )
-"""Words that mean nothing to the parser, unless a phrase in the lexicon has them."""
+"""Words that the parser ignores, unless they are part of a phrase in the lexicon."""
 
 PARTICLES = stems_of(
     """
     many more around as by from in into off on one out over to together under up with
     """
 )
-"""Filler words that a phrase of several words needs: "made up", "in one hand"."""
+"""Filler words that matter within a phrase: "made up", "in one hand"."""
 
 WEAK = stems_of(
     """
@@ -182,4 +182,4 @@ WEAK = stems_of(
     people person purpose put see shape small someone take use want work
     """
 )
-"""Words that say little: a phrase may need them, but they have a quarter of the weight."""
+"""Words with little meaning. A phrase may contain them, but they have a weight of only 0.25."""

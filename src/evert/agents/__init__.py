@@ -1,30 +1,30 @@
-"""Well-known agents that run as commands, ready to be trained.
+"""Ready-made agents that run well-known command-line programs.
 
     fix = evert.agents.claude_code("Make check.py pass.", files=FILES, reward=CHECK)
     env = ChatAgentEnv(fix)
 
-Each function returns a ``ProcessAgent`` that knows the program's flags, writes its configuration
-into the episode's own folder, and switches off the program's model calls for anything but the task
-(titles, summaries). Where bubblewrap is installed, the programs run in a sandbox. evert does not
+Each function returns a ``ProcessAgent`` that uses the right flags for the program, writes its
+configuration to the episode's folder, and disables model calls that are unrelated to the task
+(titles, summaries). If bubblewrap is installed, the programs run in a sandbox. evert does not
 install the programs.
 
     anthropic_claude.py    ``claude_code``: Claude Code, from npm
     openai_codex.py        ``codex``: OpenAI's Codex, from npm
     google_gemini.py       ``gemini_cli``: Google's Gemini CLI, from npm
     aider_chat.py          ``aider``: Aider, from PyPI, in a separate environment
-    recipe.py              the options that these four share, and what makes their agents
-    process.py             ``ProcessAgent``: an agent that is a command
+    recipe.py              the options shared by these four, and the function that creates them
+    process.py             ``ProcessAgent``: an agent that runs a command
     commands.py            runs the commands of one episode
     laying.py              writes an episode's files without following links
-    supervisor.py          starts one command, and ends every process that the command started
-    variables.py           the environment variables that a command gets
-    sandboxed.py           decides whether a command runs in a sandbox, and makes that sandbox
-    sandbox.py             a sandbox made by bubblewrap, without a daemon
-    seccomp.py             the system calls that a sandbox refuses
+    supervisor.py          starts a command, and stops all processes that the command started
+    variables.py           the environment variables passed to a command
+    sandboxed.py           decides whether a command runs in a sandbox, and creates the sandbox
+    sandbox.py             a sandbox based on bubblewrap, without a daemon
+    seccomp.py             the system calls that are blocked in a sandbox
     installed.py           the folders of installed programs that a sandbox must show
     relay.py               forwards connections from a sandbox to the model
     mcp_tools.py           ``evert.mcp_tools``: the tools of an MCP server, for any agent
-    cookbook.py            ``CookbookAgent``: an environment of the Cookbook as an agent
+    cookbook.py            ``CookbookAgent``: a Cookbook environment as an agent
 """
 
 import sys

@@ -1,11 +1,11 @@
-"""``aider``: Aider as an agent, over chat completions.
+"""``aider``: Aider as an agent, using chat completions.
 
-https://aider.chat; tested with aider-chat 0.86.2. Its pins conflict with evert's, so install it in
-a separate environment and pass the path of its ``aider`` as ``program``.
+https://aider.chat; tested with aider-chat 0.86.2. Its pinned dependencies conflict with evert's, so
+install it in a separate environment and pass the path of its ``aider`` as ``program``.
 
-- Analytics, updates and the download of model prices are switched off.
-- Aider keeps its caches and settings in the episode's home, and does not read yours.
-- Aider runs a prompt that begins with "/run" or "!" as a command, so a newline precedes the task.
+- Analytics, updates and the download of model prices are disabled.
+- Aider stores its caches and settings in the episode's home, and does not read yours.
+- Aider runs prompts that start with "/run" or "!" as commands, so we add a newline before the task.
 """
 
 import json
@@ -16,7 +16,7 @@ from evert.agents.process import ProcessAgent
 from evert.agents.recipe import ProcessOptions, as_text, make_agent
 
 PRICES = json.dumps({"evert": {"litellm_provider": "openai", "mode": "chat"}})
-"""Aider's cache of model prices. Aider skips the download when it finds this file."""
+"""Aider's cache of model prices. Aider does not download them if this file exists."""
 
 QUIET = [
     "--yes-always",
@@ -42,22 +42,22 @@ def aider(
     arguments: Sequence[str] = (),
     **options: Unpack[ProcessOptions],
 ) -> ProcessAgent:
-    """Return an agent that runs Aider on a prompt, in a new folder for each episode.
+    """Create an agent that runs Aider on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: The instruction. ``{task}`` is replaced by the episode's task, ``{task[name]}`` by
-            one part of the task.
+        prompt: The instruction. ``{task}`` is replaced by the episode's task, and ``{task[name]}``
+            by a part of the task.
         edit: Names of the files that Aider may edit.
-        edit_format: How the model writes its edits: "whole" files, "diff" blocks, or another of
-            Aider's formats; None: "whole", Aider's default for unknown models.
-        program: The program, or its path.
-        arguments: Further arguments. For example, ``["--map-tokens", "0"]`` leaves the repository
-            map out of the prompt.
+        edit_format: How the model writes edits: "whole" files, "diff" blocks, or another Aider
+            format (default: "whole", which Aider uses for unknown models).
+        program: The name or path of the program.
+        arguments: Additional arguments. For example, ``["--map-tokens", "0"]`` removes the
+            repository map from the prompt.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
             ``ProcessAgent``.
 
     Raises:
-        InvalidAgentError: As for ``ProcessAgent``.
+        InvalidAgentError: See ``ProcessAgent``.
     """
     model = "openai/{model}"
     command = [program, *QUIET, "--model", model, "--weak-model", model]

@@ -1,16 +1,17 @@
-"""``claude_code``: Claude Code as an agent, over Anthropic's messages.
+"""``claude_code``: Claude Code as an agent, using Anthropic's Messages API.
 
 https://docs.claude.com/en/docs/claude-code; tested with 2.1.330, ``npm install -g
 @anthropic-ai/claude-code``.
 
-- Model calls besides the task (session titles) and traffic to other hosts are switched off.
-- Claude Code keeps settings, memories and sessions in the episode's home, and does not read yours.
-- It changes tool calls before it sends them back: it adds ``replace_all: false``, strips white
-  space from the ends of lines, and turns strings into numbers. With ``keep_completed_arguments``
-  these changes do not count as edits, and the sampled tokens are kept. It also removes a ``cd``
-  into its own folder; that does count as an edit.
-- It assumes a context of a million tokens for models that it does not know, so it compacts too
-  late. ``env={"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768"}`` sets another size.
+- Model calls that are unrelated to the task (session titles) and traffic to other hosts are
+  disabled.
+- Claude Code stores settings, memories and sessions in the episode's home, and does not read yours.
+- It modifies tool calls before sending them back: it adds ``replace_all: false``, strips whitespace
+  at the ends of lines, and converts strings to numbers. With ``keep_completed_arguments``, these
+  changes do not count as edits, and the sampled tokens are kept. It also removes a ``cd`` to the
+  current folder, which does count as an edit.
+- For unknown models, it assumes a context of one million tokens, so it compacts too late. Use
+  ``env={"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768"}`` to set a different size.
 """
 
 from collections.abc import Sequence
@@ -22,13 +23,13 @@ from evert.agents.recipe import ProcessOptions, as_text, make_agent
 ENVIRONMENT = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",  # titles, telemetry, updates
     "CLAUDE_CODE_DISABLE_AUTO_MEMORY": "1",
-    "CLAUDE_CODE_DISABLE_ATTACHMENTS": "1",  # a task may name your files: "@/home/me/notes"
-    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line of the prompt that each version changes
-    "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",  # would send the same request again
+    "CLAUDE_CODE_DISABLE_ATTACHMENTS": "1",  # tasks could refer to your files: "@/home/me/notes"
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # a line in the prompt that changes with every version
+    "CLAUDE_CODE_DISABLE_NONSTREAMING_FALLBACK": "1",  # the fallback repeats the request
     "CLAUDE_CODE_MAX_RETRIES": "0",
-    "API_TIMEOUT_MS": "86400000",  # a reply may wait for a whole batch
+    "API_TIMEOUT_MS": "86400000",  # replies may have to wait for a whole batch
     "DISABLE_AUTOUPDATER": "1",
-    # the policy answers whichever model size Claude Code or a sub-agent asks for
+    # use the policy for every model size that Claude Code or a subagent may request
     "ANTHROPIC_DEFAULT_HAIKU_MODEL": "{model}",
     "ANTHROPIC_DEFAULT_SONNET_MODEL": "{model}",
     "ANTHROPIC_DEFAULT_OPUS_MODEL": "{model}",
@@ -46,26 +47,26 @@ def claude_code(
     arguments: Sequence[str] = (),
     **options: Unpack[ProcessOptions],
 ) -> ProcessAgent:
-    """Return an agent that runs Claude Code on a prompt, in a new folder for each episode.
+    """Create an agent that runs Claude Code on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: The instruction. ``{task}`` is replaced by the episode's task, ``{task[name]}`` by
-            one part of the task.
-        tools: Tools that Claude Code offers the model and may use without permission, such as
-            ``("Read", "Edit", "Bash(git *)")``; None: Claude Code's own choice of tools, limited by
-            ``permission_mode``.
-        permission_mode: What Claude Code may do without permission; everything else is denied.
-            "acceptEdits": read and edit files in its folder. "bypassPermissions": everything, for
-            machines that hold nothing of value.
+        prompt: The instruction. ``{task}`` is replaced by the episode's task, and ``{task[name]}``
+            by a part of the task.
+        tools: Tools to offer the model, which can be used without permission, such as
+            ``("Read", "Edit", "Bash(git *)")``. By default, Claude Code chooses the tools, limited
+            by ``permission_mode``.
+        permission_mode: What Claude Code may do without permission. Everything else is denied.
+            "acceptEdits" allows reading and editing files in its folder. "bypassPermissions" allows
+            everything; only use it on machines that contain nothing of value.
         lean: Whether to shorten the prompt (``--bare``) from 48 kB to between 2 and 7 kB, including
-            the task. It then offers no tools but Bash, Edit and Read.
-        program: The program, or its path.
-        arguments: Further arguments.
+            the task. The only tools are then Bash, Edit and Read.
+        program: The name or path of the program.
+        arguments: Additional arguments.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
             ``ProcessAgent``.
 
     Raises:
-        InvalidAgentError: As for ``ProcessAgent``.
+        InvalidAgentError: See ``ProcessAgent``.
     """
     command = [program, "-p", "--model", "{model}", "--permission-mode", permission_mode]
     if tools is not None:
@@ -75,7 +76,7 @@ def claude_code(
         command.append("--bare")
     env: dict[str, str | None] = dict(ENVIRONMENT)
     if permission_mode == "bypassPermissions":
-        env["IS_SANDBOX"] = "1"  # else it refuses to run as root, the usual user in containers
+        env["IS_SANDBOX"] = "1"  # otherwise, it refuses to run as root (common in containers)
     return make_agent(
         [*command, *arguments, "--", as_text(prompt)],
         options,

@@ -1,10 +1,11 @@
-"""Runs the commands of one episode, and ends every process that they started.
+"""Runs the commands of one episode, and stops all processes that they started.
 
-``Workplace`` is where an episode's commands run: its folders, its environment variables, and the
-values of ``{task}`` and the other placeholders. ``Workplace.run`` runs a command to its end and
-returns a ``ProcessResult``. A command's outputs go to unnamed temporary files; only the end of each
-is read, so an output may be of any length. A command may leave files of any kind, so ``read_left``
-reads only regular files up to a size limit, and does not follow links.
+A ``Workplace`` is where the commands of an episode run: it has their folders, their environment
+variables, and the values of ``{task}`` and the other placeholders. ``Workplace.run`` runs a command
+until it exits, and returns a ``ProcessResult``. Outputs are written to unnamed temporary files, and
+only the end of each file is read, so outputs can be arbitrarily long. A command may leave any sort
+of file behind, so ``read_left`` only reads regular files up to a size limit, and does not follow
+links.
 """
 
 import asyncio
@@ -40,22 +41,22 @@ logger = logging.getLogger(__name__)
 SUPERVISOR = [sys.executable, "-I", "-S", supervisor.__file__]
 
 PATIENCE = 30
-"""Seconds to wait for a command's processes to end after they are killed."""
+"""Seconds to wait for a command's processes to exit after they are killed."""
 
 SHOWN_OUTPUT = 2000
-"""How many bytes of the end of each output an error message shows."""
+"""How many bytes from the end of each output to show in error messages."""
 
 LOGGED_OUTPUT = 4000
-"""How many characters of the end of an output go to the transition's logs."""
+"""How many characters from the end of each output to include in the transition's logs."""
 
 MARK = "EVERT_EPISODE"
 """The environment variable that marks the processes of an episode."""
 
 IN_HOME, IN_JUDGE = "{home}/", "{judge}/"
-"""Prefixes of file names: files for the episode's home, and files for the judge's folder."""
+"""File name prefixes for files in the episode's home and in the judge's folder."""
 
 LONGEST_VARIABLE = 100_000
-"""Most bytes of an environment variable. Above the system's limit, no program starts."""
+"""Maximum size of an environment variable, in bytes. Programs cannot start above a system limit."""
 
 PLACEHOLDER = re.compile(
     r"\{(task|model|base_url|root_url|api_key|folder|home|env)(\[[^][{}]*\])?\}"
@@ -64,13 +65,14 @@ PLACEHOLDER = re.compile(
 
 @dataclass(frozen=True)
 class ProcessResult:
-    """A command that has ended.
+    """The result of a command.
 
     Attributes:
-        status: Exit status. If signal N killed the command: -N, or 128 + N in a sandbox.
-        stdout: Its standard output, at most the last megabyte.
-        stderr: Its standard error, at most the last megabyte.
-        folder: The folder in which it ran. Its files are still there; ``read`` reads them.
+        status: Exit status. If the command was killed by signal N, this is -N (128 + N in a
+            sandbox).
+        stdout: Standard output (at most the last megabyte).
+        stderr: Standard error (at most the last megabyte).
+        folder: The folder in which the command ran. Its files still exist; read them with ``read``.
     """
 
     status: int
@@ -79,9 +81,9 @@ class ProcessResult:
     folder: Path
 
     def read(self, name: str) -> str | None:
-        """Return the text of a file that the command left in ``folder``.
+        """Return the text of a file in ``folder``.
 
-        Return None if the file is missing, longer than a megabyte, a link or not a regular file.
+        Returns None if the file is missing, larger than a megabyte, a link or not a regular file.
         """
         try:
             return read_left(self.folder, name).decode(errors="replace")
@@ -91,13 +93,13 @@ class ProcessResult:
 
 @dataclass(slots=True)
 class Workplace:
-    """Where an episode's commands run."""
+    """Where the commands of an episode run."""
 
     scratch: Sequence[Path]
-    """The folders that the supervisor removes if the trainer dies."""
+    """Folders for the supervisor to remove if the trainer dies."""
     folder: Path
     rooms: Mapping[str, Path]
-    """The folder for each prefix of file names. Files with other prefixes are skipped."""
+    """The folder for each file name prefix. Files with other prefixes are skipped."""
     task: Any
     values: Mapping[str, str]
     env: dict[str, str] = field(default_factory=dict)
@@ -106,7 +108,7 @@ class Workplace:
     last_words: str = ""
 
     def fill(self, text: str, variables: Mapping[str, str] | None = None) -> str:
-        """Fill in the placeholders of a text; ``{env[NAME]}`` only if ``variables`` are given."""
+        """Fill in the placeholders in a text (``{env[NAME]}`` only if ``variables`` are given)."""
         return PLACEHOLDER.sub(lambda match: self._value(match, variables), text)
 
     def _value(self, match: re.Match[str], variables: Mapping[str, str] | None) -> str:
@@ -124,12 +126,12 @@ class Workplace:
             return task_text(self.task[key if isinstance(self.task, Mapping) else int(key)])
         except (LookupError, TypeError, ValueError):
             raise InvalidAgentError(
-                f"The command asks for {match[0]}, which the task {self.task!r:.200} does not "
-                "have. Expected a task with that key or index."
+                f"The command uses {match[0]}, but the task {self.task!r:.200} has no such part. "
+                "Expected a task with that key or index."
             ) from None
 
     def lay(self, files: Mapping[str, str | bytes | Path]) -> None:
-        """Write the files that belong here. A ``Path`` is copied, as a file or a whole folder."""
+        """Write files to the folders in ``rooms``. A ``Path`` (file or folder) is copied."""
         for name, content in files.items():
             room, inner = room_of(name)
             if room not in self.rooms:
@@ -140,14 +142,15 @@ class Workplace:
             except (NotADirectoryError, IsADirectoryError) as error:
                 raise CommandError(
                     f"The file {name!r} cannot be written to {self.rooms[room]}: {error}. evert "
-                    "does not follow links, which an earlier episode's command may have left. "
-                    "Remove what is in the way, or leave out cwd= to get a new folder each time."
+                    "does not follow links because they may have been left by a command in an "
+                    "earlier episode. Remove the conflicting file or link, or leave out cwd=... to "
+                    "get a new folder for each episode."
                 ) from error
 
     async def run(
         self, command: Sequence[str], role: str, sandbox: Sandbox | None = None
     ) -> ProcessResult:
-        """Run a command, then end every process that it started; messages call it ``role``."""
+        """Run a command and stop all processes that it started. ``role`` is used in messages."""
         filled = [self.fill(argument) for argument in command]
         if sandbox is not None:
             self._check_program(filled[0])
@@ -165,7 +168,7 @@ class Workplace:
                 finally:
                     ends = _output_ends(err, out)
                     self.last_words = f"The {role} {filled[0]!r} wrote last: {ends}"
-            killed = (b"ended", -signal.SIGKILL)  # nothing is reported if the supervisor is killed
+            killed = (b"ended", -signal.SIGKILL)  # a supervisor that was killed reports nothing
             word, number = report.split() or killed
             if word == b"failed":
                 self.last_words = ""
@@ -175,7 +178,7 @@ class Workplace:
         return ProcessResult(int(number), stdout, stderr, self.folder)
 
     def _check_program(self, program: str) -> None:
-        """Raise if the program does not exist, which the supervisor cannot notice in a sandbox."""
+        """Raise if the program does not exist. In a sandbox, the supervisor cannot detect this."""
         path = os.path.join(self.folder, program) if "/" in program else program
         executable = shutil.which(path, os.F_OK, self.env.get("PATH", os.defpath))
         if executable is None or not os.access(executable, os.X_OK):
@@ -191,7 +194,7 @@ class Workplace:
         out: IO[bytes],
         err: IO[bytes],
     ) -> "Process":
-        """Start a supervisor. When its stdin gets a byte or closes, it ends every process."""
+        """Start a supervisor, which stops all processes when it reads a byte or EOF from stdin."""
         outputs = [out.fileno(), err.fileno()]
         options = [*outputs, "LC_CTYPE" in self.env, len(self.scratch), *self.scratch]
         try:
@@ -213,15 +216,16 @@ class Workplace:
         if too_long or isinstance(error, ValueError):
             why = "are too long" if too_long else f"are invalid: {error}"
             return (
-                f"The program {program!r} cannot be started: its arguments {why}. Read the task "
-                "from the file that EVERT_TASK_FILE names, or write a file in a setup function."
+                f"The program {program!r} could not be started because its arguments {why}. Read "
+                "the task from the file in EVERT_TASK_FILE, or write a file in a setup function."
             )
         if not isinstance(error, FileNotFoundError):
-            return f"The program {program!r} cannot be started: {error}"
-        how = self.install or "install it in a folder of PATH, or give its full path"
+            return f"The program {program!r} could not be started: {error}"
+        how = self.install or "install it in a folder on the PATH, or pass its full path"
         return (
-            f"The program {program!r} was not found (or the interpreter that its first line names)."
-            f" To fix it: {how}. The episode's folder has only what files= and setup= put there."
+            f"The program {program!r} was not found, or its first line refers to a missing "
+            f"interpreter. To fix this: {how}. The episode's folder only contains what files=... "
+            "and setup=... created."
         )
 
 
@@ -230,19 +234,19 @@ def _variable(name: str, variables: Mapping[str, str]) -> str:
         return variables[name]
     except KeyError:
         raise InvalidAgentError(
-            f"env= asks for {{env[{name}]}}, but the environment variable {name} is not set here. "
-            "Set it before you start the trainer, or leave it out of env=."
+            f"env=... uses {{env[{name}]}}, but the environment variable {name} is not set. Set it "
+            "before you start the trainer, or remove it from env."
         ) from None
 
 
 def room_of(name: str) -> tuple[str, str]:
-    """Split a file's name into its prefix and its path in the prefix's folder."""
+    """Split a file name into its prefix and the path inside the corresponding folder."""
     room = next(room for room in (IN_HOME, IN_JUDGE, "") if name.startswith(room))
     return room, name.removeprefix(room)
 
 
 def task_text(task: object) -> str:
-    """Return a task as text for a command: text unchanged, anything else as JSON."""
+    """Convert a task to text for a command. Strings are unchanged, anything else becomes JSON."""
     return "" if task is NO_TASK else task if isinstance(task, str) else json.dumps(task)
 
 
@@ -260,15 +264,15 @@ def _output_ends(stderr: IO[bytes], stdout: IO[bytes]) -> str:
 
 
 def read_left(folder: Path, name: str, limit: int = 2**20) -> bytes:
-    """Read a regular file that a command left in the folder, of at most ``limit`` bytes.
+    """Read a regular file of at most ``limit`` bytes that a command left in the folder.
 
     Raises:
-        ValueError: It is longer, or not a regular file, or a link or its name leads elsewhere.
+        ValueError: It is too large, not a regular file, or reached through a link or "..".
         OSError: It is missing or cannot be read.
     """
     path = folder / name
     if os.path.realpath(path) != str(path) or not path.is_relative_to(folder):
-        raise ValueError("a link or its name leads elsewhere")
+        raise ValueError("its path contains a link or leaves the folder")
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -277,20 +281,20 @@ def read_left(folder: Path, name: str, limit: int = 2**20) -> bytes:
     finally:
         os.close(file)
     if len(content) > limit:
-        raise ValueError(f"it is longer than {limit} bytes")
+        raise ValueError(f"it is larger than {limit} bytes")
     return content
 
 
 @asynccontextmanager
 async def new_folder() -> AsyncIterator[Path]:
-    """Yield a new folder, and remove it at the end. If that fails, the episode still counts."""
+    """Create a temporary folder and remove it at the end. A failed removal is only logged."""
     real = os.path.realpath(tempfile.gettempdir())  # noqa: ASYNC240
     folder = tempfile.mkdtemp(prefix="evert-", dir=real)
     try:
         yield Path(folder)
     finally:
         if why := await asyncio.to_thread(supervisor.remove, folder):
-            logger.warning("An episode's folder %s is left behind: %s.", folder, why)
+            logger.warning("Could not remove the folder %s of an episode: %s.", folder, why)
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -299,7 +303,7 @@ Process: TypeAlias = "subprocess.Popen[bytes]"
 
 
 async def _next_report(process: Process) -> bytes:
-    """Wait for a supervisor's next report, and return it; empty once the supervisor is gone."""
+    """Wait for the next report from a supervisor. Returns b"" if the supervisor has exited."""
     assert process.stdout is not None
     loop, reports, ready = asyncio.get_running_loop(), process.stdout.fileno(), asyncio.Event()
     loop.add_reader(reports, ready.set)
@@ -311,15 +315,15 @@ async def _next_report(process: Process) -> bytes:
 
 
 async def _end(process: Process, mark: str) -> None:
-    """Tell a supervisor to end every process, and wait. If this raises, the supervisor goes on."""
+    """Stop a supervisor and all its processes. If this raises, some may still be running."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(BrokenPipeError):  # the supervisor is gone
+    with suppress(BrokenPipeError):  # the supervisor has exited
         os.write(process.stdin.fileno(), b"\n")
     process.stdin.close()
     try:
         for _ in range(PATIENCE):
-            process.send_signal(signal.SIGCONT)  # the command may have stopped it
+            process.send_signal(signal.SIGCONT)  # the command may have paused the supervisor
             with suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await _wait_until_gone(process)
@@ -329,7 +333,7 @@ async def _end(process: Process, mark: str) -> None:
             raise CommandError(_survivors_message(process.pid))
     finally:
         process.stdout.close()
-        if process.returncode is None:  # cancelled again, or it hangs: a zombie would stay
+        if process.returncode is None:  # cancelled again or stuck; reap it later to avoid a zombie
             threading.Thread(target=process.wait, name="evert reaper", daemon=True).start()
     if process.returncode != 0 or sys.platform != "linux":
         await asyncio.to_thread(_kill_family, process, mark)
@@ -347,17 +351,18 @@ def _survivors_message(supervisor: int) -> str:
         survivors = psutil.Process(supervisor).children(recursive=True)
         names = ", ".join(f"{survivor.name()} ({survivor.pid})" for survivor in survivors[:10])
         return (
-            f"{len(survivors)} processes that the command started did not end within {PATIENCE} "
-            f"seconds of being killed: {names}. They run as another user, or hang in the kernel."
+            f"{len(survivors)} processes started by the command did not exit within {PATIENCE} "
+            f"seconds of being killed: {names}. They run as a different user, or are stuck in the "
+            "kernel."
         )
-    return f"The command did not end within {PATIENCE} seconds of being killed."
+    return f"The command did not exit within {PATIENCE} seconds of being killed."
 
 
 def _kill_family(process: Process, mark: str) -> None:
-    """Kill a supervisor's descendants and the processes marked as the episode's, in its place."""
+    """Kill the descendants of a supervisor, and all processes with the episode's mark."""
     family = [process for process in psutil.process_iter() if _is_marked(process, mark)]
     with suppress(psutil.Error):
-        if process.returncode is None:  # else its PID may belong to another process
+        if process.returncode is None:  # otherwise, the PID may belong to another process
             family += psutil.Process(process.pid).children(recursive=True)
     for member in family:
         with suppress(psutil.Error):

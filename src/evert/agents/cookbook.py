@@ -1,19 +1,20 @@
-"""``CookbookAgent``: an environment of the Cookbook as an agent.
+"""``CookbookAgent``: a Cookbook environment as an agent.
 
     agent = CookbookAgent(lambda renderer, answer: GuessNumberEnv(answer, renderer))
     env = ChatAgentEnv(agent, 42)
 
-The agent plays the environment with the Cookbook's own runner, and a completer that calls the
-client (``_ClientCompleter``). So limits, stop reasons and parse errors are the same as in the
-Cookbook, and the agent can be recorded, mixed with others, and trained by every trainer.
+The agent plays the environment with the Cookbook's runner and a completer that calls the client
+(``_ClientCompleter``). Limits, stop reasons and parse errors therefore work as in the Cookbook,
+and the agent can be recorded, combined with other agents, and trained with any trainer.
 
-A Cookbook ``Env`` returns observations as tokens, but the client takes messages. So the Env gets a
-copy of the policy's renderer that remembers the messages of each prompt (``PromptRecorder``).
-The action is the sampled tokens of the reply. If the reply came as text, its tokens are unknown, so
-the action is tokens that this renderer parses into that reply.
+A Cookbook ``Env`` returns observations as tokens, but the client expects messages. The Env
+therefore gets a copy of the policy's renderer that remembers the messages for each prompt
+(``PromptRecorder``). The action consists of the sampled tokens of the reply. If the reply is only
+available as text, its tokens are unknown, so the action is a sequence of tokens that the renderer
+parses into the same reply.
 
-The environment of the recipe ``math_rl`` grades answers with sympy, which a crafted answer can keep
-busy forever. So its answers are graded in an isolate (``_ReportingEnv``).
+The environment in the ``math_rl`` recipe grades answers with sympy, which can hang forever on a
+crafted answer. Its answers are therefore graded in a separate process (``_ReportingEnv``).
 """
 
 import copy
@@ -62,27 +63,29 @@ GRADERS = {
     "sympy": "tinker_cookbook.recipes.math_rl.math_grading:grade_answer",
     "math_verify": "tinker_cookbook.recipes.math_rl.math_grading:grade_answer_math_verify",
 }
-"""The environment module of the recipe ``math_rl``, and its grading functions by name."""
+"""The environment module of the ``math_rl`` recipe, and its grading functions by name."""
 
 
 class CookbookAgent:
-    """An environment of the Tinker Cookbook, played as an agent.
+    """An agent that plays a Tinker Cookbook environment.
 
     Args:
-        make: ``make(renderer, task)``, or ``make(renderer)`` where there is no task; sync or async.
-            It is called for each episode with the policy's renderer. It returns an ``Env`` that
-            renders and parses with that renderer, a ``MessageEnv``, or an ``EnvGroupBuilder`` of
-            one Env; a builder's group reward is added, and its ``cleanup`` is called.
+        make: A sync or async function ``make(renderer, task)``, or ``make(renderer)`` if there is
+            no task. It is called for each episode with the policy's renderer, and must return an
+            ``Env`` that renders and parses with this renderer, a ``MessageEnv``, or an
+            ``EnvGroupBuilder`` for a single Env. The group reward of a builder is added, and its
+            ``cleanup`` is called.
 
-    The reward, metrics and logs of each step go to its transition. The environment's stop reason
-    is the metric ``env_stop/REASON``; if one of its limits ended the episode, ``stop/truncated`` is
-    set. Within another agent, ``await agent(client, task)`` plays an episode: its rewards go to the
-    client step by step, and the reward of the ``Outcome`` is 0.
+    The reward, metrics and logs of each step are attached to its transition. The environment's stop
+    reason is reported as the metric ``env_stop/REASON``, and ``stop/truncated`` is set if one of
+    the environment's limits was reached. You can also play an episode inside another agent with
+    ``await agent(client, task)``. Its rewards are then passed to the client step by step, and the
+    reward of the ``Outcome`` is 0.
 
-    Raises (when it plays):
-        InvalidAgentError: ``make`` returns something else, or the client is not one of evert's.
-        UnsupportedPromptError: The environment returns a prompt that it did not make with
-            ``renderer``, or stops at token ids that are not among the renderer's.
+    Raises (during an episode):
+        InvalidAgentError: ``make`` returned something else, or the client is not an evert client.
+        UnsupportedPromptError: The environment returned a prompt that was not created with
+            ``renderer``, or stops at token ids other than the renderer's.
     """
 
     def __init__(self, make: Callable[..., Any]) -> None:
@@ -92,8 +95,8 @@ class CookbookAgent:
         """Play one episode."""
         if not isinstance(client, AgentClient):
             raise InvalidAgentError(
-                f"A CookbookAgent needs the client of an evert Env, got {repr_of(client)}: its "
-                "environment needs the policy's renderer. Play it with ChatAgentEnv(...)."
+                "CookbookAgent needs the client of an evert Env, because its environment needs "
+                f"the policy's renderer; got {repr_of(client)}. Run it with ChatAgentEnv(...)."
             )
         recorder = PromptRecorder(renderer_of(client))
         async with AsyncExitStack() as stack:
@@ -121,9 +124,10 @@ async def _env_of(environment: object, recorder: "PromptRecorder", stack: AsyncE
         envs = await environment.make_envs()
         if len(envs) != 1:
             raise InvalidAgentError(
-                f"{type(environment).__name__} makes a group of {len(envs)} Envs; expected one, "
-                "since an agent plays one episode. Make it with a group size of 1; evert's "
-                "group_size makes the group. For several players, write an agent with seats."
+                f"{type(environment).__name__} makes a group of {len(envs)} Envs; expected a "
+                "single Env, because an agent plays one episode. Use a group size of 1, and create "
+                "the group with evert's group_size. For multiplayer games, write an agent with "
+                "seats."
             )
         environment = envs[0]
     for owner in (environment, getattr(environment, "message_env", None)):
@@ -135,8 +139,8 @@ async def _env_of(environment: object, recorder: "PromptRecorder", stack: AsyncE
     if isinstance(environment, Env):
         return environment
     raise InvalidAgentError(
-        f"The function of a CookbookAgent returned {repr_of(environment)}; expected an Env, a "
-        "MessageEnv or an EnvGroupBuilder of the Cookbook."
+        f"The function passed to CookbookAgent returned {repr_of(environment)}; expected a "
+        "Cookbook Env, MessageEnv or EnvGroupBuilder."
     )
 
 
@@ -159,13 +163,13 @@ class _ClientCompleter(TokenCompleter):
         return TokensWithLogprobs(tokens, None, stop_reason="length" if is_cut else "stop")
 
     def _strings(self, stop: StopCondition) -> tuple[str, ...]:
-        """Return the stop strings that are not the renderer's own."""
+        """Return the stop strings that the renderer does not stop at anyway."""
         renderer_stops = self._recorder.renderer.get_stop_sequences()
         further = [item for item in stop if item not in renderer_stops]
         if ids := [item for item in further if not isinstance(item, str)]:
             raise UnsupportedPromptError(
-                f"This environment stops at the tokens {ids}, but a chat client takes strings. Let "
-                "it use its renderer's stop sequences, or strings."
+                f"This environment stops at the tokens {ids}, but a chat client only supports "
+                "strings. Use the stop sequences of the renderer, or strings."
             )
         return tuple(map(str, further))
 
@@ -178,7 +182,7 @@ class _ReportingEnv(Env):
         self._client = client
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)  # the runner reads attributes such as its limits
+        return getattr(self._env, name)  # the runner reads attributes such as limits
 
     async def initial_observation(
         self,
@@ -195,11 +199,11 @@ class _ReportingEnv(Env):
         return result
 
     async def _grade(self, action: Action) -> Env:
-        """Return a copy of the recipe's Env that has checked the answer."""
+        """Return a copy of the recipe's Env in which the answer has already been checked."""
         env: Any = copy.copy(self._env)
         message, _ = env.renderer.parse_response(action)
         correct = None
-        with suppress(ValueError):  # the message has no answer
+        with suppress(ValueError):  # the message contains no answer
             answer = sys.modules[MATHS].extract_boxed(get_text_content(message))
             scorer = (import_function, GRADERS[env.grader], "1", "2")
             correct = await isolated_score(self._client, scorer, answer, env.answer)
@@ -214,24 +218,24 @@ class _ReportingEnv(Env):
 
 
 def _is_maths(env: Env) -> bool:
-    """Return whether the Env uses ``math_rl``'s check, whose timeout cannot stop a slow grader."""
+    """Return whether the Env uses the check in ``math_rl``, which may hang despite its timeout."""
     check = getattr(type(env), "check_answer", None)
     return MATHS in sys.modules and check is sys.modules[MATHS].MathEnv.check_answer
 
 
 def _without_stops(metrics: Metrics) -> Metrics:
-    """Return metrics without stop reasons, which only the agent's own Env may set."""
+    """Return metrics without stop reasons, which may only be set by evert's Env."""
     return {k: value for k, value in metrics.items() if not k.startswith(STOP_METRIC_PREFIX)}
 
 
 # -- a renderer that remembers its prompts ---------------------------------------------------------
 
 RenderedRequest = tuple[tinker.ModelInput, ChatRequest]
-"""A prompt, and the request that it renders; the request names no model yet."""
+"""A prompt and the request from which it was rendered (without a model name)."""
 
 
 class PromptRecorder:
-    """A copy of the policy's renderer for an Env, and the prompts that the Env made with it."""
+    """Gives an Env a copy of the policy's renderer, and records the prompts it renders."""
 
     def __init__(self, prompts: PromptRenderer) -> None:
         self._prompts = prompts
@@ -242,7 +246,7 @@ class PromptRecorder:
         self._parsed: list[tuple[Message, Reply]] = []
         self.renderer: Renderer = with_tokenizer(original, original.tokenizer)
         vars(self.renderer).update(
-            {SHARED: prompts},  # an evert Env inside this environment then uses the same tokenizer
+            {SHARED: prompts},  # share the tokenizer with any evert Env inside this environment
             build_generation_prompt=self._build,
             create_conversation_prefix_with_tools=self._offer,
             parse_response=self._parse,
@@ -284,17 +288,17 @@ class PromptRecorder:
         """Return the request that was rendered into this prompt."""
         for rendered in reversed(self._rendered):
             if rendered[0] is prompt or rendered[0] == prompt:
-                self._rendered = [rendered]  # the Env may return it again
+                self._rendered = [rendered]  # the Env may return the same prompt again
                 return rendered[1]
         raise UnsupportedPromptError(
-            "This environment returned a prompt that it did not make with the renderer it was "
-            "given. Its messages are unknown, and a chat client takes only messages. Make the "
+            "This environment returned a prompt that was not created with the renderer it was "
+            "given. A chat client needs the messages, which are unknown in this case. Create the "
             "environment with that renderer, CookbookAgent(lambda renderer, task: MyEnv(..., "
-            "renderer)), and have it return renderer.build_generation_prompt(messages)."
+            "renderer)), and make it return renderer.build_generation_prompt(messages)."
         )
 
     def tokens_of(self, reply: Reply) -> list[int]:
-        """Return a reply's sampled tokens for the Env, or else tokens that parse into the reply."""
+        """Return a reply's sampled tokens or, if unknown, tokens that parse into the reply."""
         tokens = [*(reply.tokens or ())]
         if reply.tokens is None:
             tokens = self._prompts.spell(reply.text) + self._prompts.end_tokens[:1]
@@ -313,7 +317,7 @@ class PromptRecorder:
         return None, conversation
 
     def _as_sent(self, message: Message) -> CookbookMessage:
-        """Restore a parsed message's tool calls with their ids, unless one was unparsed."""
+        """Restore a parsed message's tool calls with their ids, if all of them could be parsed."""
         reply = next((reply for parsed, reply in self._parsed if parsed is message), None)
         if reply is None or not reply.tool_calls or reply.unparsed:
             return CookbookMessage(message)

@@ -1,12 +1,12 @@
-"""``gemini_cli``: Google's Gemini CLI as an agent, over Gemini's generateContent.
+"""``gemini_cli``: Google's Gemini CLI as an agent, using Gemini's generateContent API.
 
 https://geminicli.com; tested with 0.61.0, ``npm install -g @google/gemini-cli``.
 
-- Its settings are in the episode's home; it does not read yours. They make it sign in by API key,
-  because with only a base URL it assumes a gateway, and stops.
-- If a task mentions a file of the folder, such as "@calc.py", Gemini CLI adds the file to the
-  prompt. It does not add files from elsewhere.
-- Updates, statistics and loop detection, which calls the model, are switched off.
+- Its settings are in the episode's home, so it does not read yours. They tell it to sign in with an
+  API key. If only the base URL were set, it would assume a gateway and stop.
+- If a task mentions a file in the folder, such as "@calc.py", Gemini CLI adds the file to the
+  prompt. It does not add files from other folders.
+- Updates, usage statistics and loop detection (which calls the model) are disabled.
 """
 
 import json
@@ -49,26 +49,26 @@ def gemini_cli(
     arguments: Sequence[str] = (),
     **options: Unpack[ProcessOptions],
 ) -> ProcessAgent:
-    """Return an agent that runs Gemini CLI on a prompt, in a new folder for each episode.
+    """Create an agent that runs Gemini CLI on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: The instruction. ``{task}`` is replaced by the episode's task, ``{task[name]}`` by
-            one part of the task.
-        tools: Names of tools that it offers the model and may use without approval, such as
-            ``("read_file", "replace", "run_shell_command")``; None: Gemini CLI's own choice of
+        prompt: The instruction. ``{task}`` is replaced by the episode's task, and ``{task[name]}``
+            by a part of the task.
+        tools: Names of the tools to offer the model, which can be used without approval, such as
+            ``("read_file", "replace", "run_shell_command")``. By default, Gemini CLI chooses the
             tools, limited by ``approval_mode``.
-        approval_mode: What it may do without approval; it does not offer tools that need approval.
-            "auto_edit": read and edit files in its folder. "yolo": everything, for machines that
-            hold nothing of value.
-        lean: Whether to shorten the prompt from 44 kB to 7 kB, including the task. The tools are
-            then read_file, replace and write_file, unless ``tools`` names others.
-        program: The program, or its path.
-        arguments: Further arguments.
+        approval_mode: What Gemini CLI may do without approval. Tools that need approval are not
+            offered. "auto_edit" allows reading and editing files in its folder. "yolo" allows
+            everything; only use it on machines that contain nothing of value.
+        lean: Whether to shorten the prompt from 44 kB to 7 kB, including the task. The tools then
+            default to read_file, replace and write_file.
+        program: The name or path of the program.
+        arguments: Additional arguments.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``, ``sandbox``: see
             ``ProcessAgent``. A file ``{home}/.gemini/settings.json`` replaces evert's.
 
     Raises:
-        InvalidAgentError: As for ``ProcessAgent``.
+        InvalidAgentError: See ``ProcessAgent``.
     """
     if tools is None and lean:
         tools = LEAN_TOOLS

@@ -1,9 +1,9 @@
-"""The paths that a program needs to see in a sandbox: its installation, and files in its arguments.
+"""Finds the paths that a program needs in a sandbox: its installation and files named in arguments.
 
-A sandbox has the system's folders and no home. But programs are often installed in the home (npm,
-nvm, pyenv, pipx, uv), next to keys and work. So a sandbox shows only these parts of an
-installation: ``PREFIX/bin``, the other ``PARTS``, and the targets of links in ``bin``, because
-pipx, uv and Claude Code put a link into ``~/.local/bin`` and the program elsewhere.
+A sandbox contains the system's folders but no home folder. However, programs are often installed in
+the home folder (npm, nvm, pyenv, pipx, uv), next to keys and personal files. A sandbox therefore
+only shows these parts of an installation: ``PREFIX/bin``, the other ``PARTS``, and the targets of
+links in ``bin``, because pipx, uv and Claude Code only create a link in ``~/.local/bin``.
 """
 
 import os
@@ -15,16 +15,16 @@ from pathlib import Path
 from evert.agents.sandbox import system_folders
 
 PARTS = "bin sbin lib lib32 lib64 libexec include share pyvenv.cfg conda-meta ssl"
-"""The parts of an installation that are shown; not ``~/.local/share``, which may hold passwords."""
+"""The parts of an installation to show, except ``~/.local/share``, which may contain passwords."""
 
 
 def needed(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Path]:
-    """Return the paths that a sandbox shows to a command besides the system's, with their ``Path``.
+    """Return the paths that a command in a sandbox can see, in addition to system folders.
 
     Args:
-        command: Program and arguments. Absolute paths in the arguments are shown.
-        variables: Environment variables. Files whose absolute paths they contain are shown, too. A
-            folder in a variable, such as ``PATH``, is shown as part of an installation.
+        command: Program and arguments. Absolute paths in the arguments are included.
+        variables: Environment variables. Files whose absolute paths they contain are included. A
+            folder in a variable such as ``PATH`` is treated as part of an installation.
     """
     values = _paths(part for text in variables.values() for part in text.split(os.pathsep))
     folders = [path for path in values if os.path.isdir(path)]
@@ -43,7 +43,7 @@ def _paths(texts: Iterable[str]) -> list[str]:
     return [path for path in paths if os.path.exists(path)]
 
 
-@lru_cache(64)  # takes 5 ms, and installations rarely change while a trainer runs
+@lru_cache(64)  # takes 5 ms, and installations rarely change during training
 def _installation_paths(starts: tuple[str, ...]) -> frozenset[Path]:
     paths: set[Path] = set()
     visited: set[Path] = set()
@@ -63,7 +63,7 @@ def _installation_paths(starts: tuple[str, ...]) -> frozenset[Path]:
 
 
 def _link_targets(path: Path) -> list[Path]:
-    """Return a link's target, or the interpreter that a program's first line names."""
+    """Return the target of a link, or the interpreter in the first line of a script."""
     real = Path(os.path.realpath(path.parent))
     if path.is_symlink():
         return [Path(os.path.normpath(real / path.readlink()))]
@@ -77,7 +77,7 @@ def _link_targets(path: Path) -> list[Path]:
 
 
 def _parts_of(folder: Path) -> list[Path]:
-    """Return the paths that a program in this folder needs, but never a whole home folder."""
+    """Return the paths that a program in this folder needs (never a whole home folder)."""
     if "node_modules" in folder.parts:
         return [Path(*folder.parts[: folder.parts.index("node_modules") + 1])]
     prefix = folder.parent if folder.name in ("bin", "sbin") else folder

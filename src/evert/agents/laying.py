@@ -1,7 +1,7 @@
-"""Writes files into an episode's folder without following links that a command may have left there.
+"""Writes files to an episode's folder without following links that a command may have left there.
 
-Each folder of a path is opened relative to its parent, and never through a link. A file is written
-under a temporary name and then renamed, which replaces any link or named pipe of that name.
+Every folder in a path is opened relative to its parent, and never through a link. A file is written
+under a temporary name and then renamed, which replaces any link or named pipe with that name.
 """
 
 import os
@@ -15,14 +15,14 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def lay(room: Path, inner: PurePath, content: bytes | Path) -> None:
-    """Write bytes to a file, or copy a file or folder; links inside a folder are copied as links.
+    """Write bytes to a file, or copy a file or folder. Links inside a folder stay links.
 
     Raises:
         OSError: There is a link or a file where a folder is needed, or vice versa.
     """
     if isinstance(content, Path) and content.is_dir():
         with _open_folder(room, inner):
-            pass  # an empty folder is copied, too
+            pass  # also copy empty folders
         for entry in content.iterdir():
             if entry.is_symlink():
                 with _open_folder(room, inner) as folder, _new_name(folder, entry.name) as name:
@@ -46,7 +46,7 @@ def lay(room: Path, inner: PurePath, content: bytes | Path) -> None:
 
 @contextmanager
 def _open_folder(room: Path, inner: PurePath) -> Iterator[int]:
-    """Yield a descriptor of a folder in the room, and make missing folders."""
+    """Open a folder below ``room``, creating missing folders. Yields its file descriptor."""
     folder = os.open(room, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in inner.parts:
@@ -62,7 +62,7 @@ def _open_folder(room: Path, inner: PurePath) -> Iterator[int]:
 
 @contextmanager
 def _new_name(folder: int, name: str) -> Iterator[str]:
-    """Yield a temporary name; its file replaces ``name`` at the end of the block."""
+    """Yield a temporary file name. At the end of the block, it is renamed to ``name``."""
     temporary = f".evert-{secrets.token_hex(8)}"
     try:
         yield temporary

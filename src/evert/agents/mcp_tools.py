@@ -1,4 +1,4 @@
-"""The tools of an MCP server for any agent, through the client of the package ``mcp``."""
+"""Makes the tools of an MCP server available to any agent, based on the ``mcp`` package."""
 
 import asyncio
 import tempfile
@@ -12,19 +12,19 @@ from evert.bridge.clients.takeover import current_endpoint
 from evert.bridge.errors import McpError
 from evert.bridge.ownership import left_alone
 
-LAST_WORDS, MOST_TOOLS = 2000, 1000  # bytes of a server's standard error in a message; tools listed
+LAST_WORDS, MOST_TOOLS = 2000, 1000  # stderr bytes in error messages; maximum number of tools
 
 
 async def mcp_tools(server: str | Sequence[str], timeout_s: float = 60.0) -> "McpTools":
     """Open a session with an MCP server for this episode, and return the server's tools.
 
     Args:
-        server: URL of a streamable HTTP server, or the command of a stdio server, as a list.
-        timeout_s: Seconds to wait for each response.
+        server: The URL of a streamable HTTP server, or the command of a stdio server as a list.
+        timeout_s: Timeout for each response, in seconds.
 
     Raises:
-        McpError: The server does not start, or does not answer as an MCP server does.
-        MissingPackageError: The package ``mcp`` is not installed.
+        McpError: The server does not start, or does not respond like an MCP server.
+        MissingPackageError: The ``mcp`` package is not installed.
         EnvClosedError, EpisodeEndedError: The episode is over.
     """
     tools = McpTools(server, timeout_s)
@@ -33,7 +33,7 @@ async def mcp_tools(server: str | Sequence[str], timeout_s: float = 60.0) -> "Mc
 
 
 class McpTools(list[dict[str, Any]]):
-    """A server's tools in OpenAI's format, for ``tools=``, and ``call``; see ``mcp_tools``."""
+    """A server's tools in OpenAI's format (for ``tools=``), and ``call``. See ``mcp_tools``."""
 
     def __init__(self, server: str | Sequence[str], timeout_s: float) -> None:
         super().__init__()
@@ -42,7 +42,8 @@ class McpTools(list[dict[str, Any]]):
         self._session: asyncio.Future[Any] = asyncio.Future()
         if endpoint := current_endpoint():
             endpoint.episode.hold(self.close)
-        with left_alone():  # a new task, since the task that enters a context must exit it
+        # in a separate task, because the task that enters a context must also exit it
+        with left_alone():
             self._serving = asyncio.create_task(self._serve(), name="evert MCP session")
 
     async def _serve(self) -> None:
@@ -76,16 +77,16 @@ class McpTools(list[dict[str, Any]]):
                     function["description"] = tool.get("description", "")
                     self.append({"type": "function", "function": function})
             self._session.set_result(session)
-            await asyncio.Future()  # until ``close`` cancels this task
+            await asyncio.Future()  # wait until ``close`` cancels this task
 
     async def call(self, name: str, arguments: str) -> str:
-        """Call a tool with a JSON object, and return its result, or the call's error, as text.
+        """Call a tool with a JSON object, and return the result or the error as text.
 
         Raises:
-            McpError: The server failed, or did not answer in time. The session is closed.
+            McpError: The server failed or did not respond in time. The session is then closed.
         """
         if name not in (names := [tool["function"]["name"] for tool in self]):
-            return f"Error: there is no tool {name!r:.200}; there are {', '.join(names)}"
+            return f"Error: there is no tool {name!r:.200}. Available tools: {', '.join(names)}"
         if (fields := json_object(arguments)) is None:
             return f"Error: the arguments are not a JSON object: {arguments!r:.200}"
         call = asyncio.ensure_future(self._session.result().call_tool(name, fields))
@@ -109,13 +110,13 @@ class McpTools(list[dict[str, Any]]):
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         reason = f"{type(error).__name__}: {error!s:.500}; timeout {self._timeout_s:g} s"
-        message = f"The MCP server {self._server!r} failed ({reason}). Its last words:"
+        message = f"The MCP server {self._server!r} failed ({reason}). Its last stderr output:"
         raise McpError(f"{message} {self._last_words or 'none'}") from error
 
     async def close(self) -> None:
-        """End the session and the server's process. An episode calls this when it ends."""
+        """Close the session and stop the server. Called automatically at the end of an episode."""
         if not self._serving.cancelling():  # cancelling twice would interrupt the server's shutdown
-            with suppress(RuntimeError):  # the loop is gone, and the task with it
+            with suppress(RuntimeError):  # the loop is closed, so the task is gone as well
                 self._serving.get_loop().call_soon_threadsafe(self._serving.cancel)
         if asyncio.get_running_loop() is self._serving.get_loop():
             await asyncio.wait({self._serving})

@@ -1,10 +1,10 @@
-"""``codex``: OpenAI's Codex as an agent, over the Responses API.
+"""``codex``: OpenAI's Codex as an agent, using the Responses API.
 
 https://developers.openai.com/codex; tested with 0.169.0, ``npm install -g @openai/codex``.
 
-- It ignores ``OPENAI_BASE_URL``, so a ``config.toml`` in the episode's home has the URL. The file
-  also switches off retries, the check for updates, and analytics.
-- Codex also keeps its sessions and logs in that home, and does not read your configuration.
+- Codex ignores ``OPENAI_BASE_URL``, so the URL is set in a ``config.toml`` in the episode's home.
+  This file also disables retries, update checks and analytics.
+- Sessions and logs are stored in the same home, and Codex does not read your configuration.
 """
 
 from collections.abc import Sequence
@@ -75,24 +75,24 @@ def codex(
     arguments: Sequence[str] = (),
     **options: Unpack[CommonOptions],
 ) -> ProcessAgent:
-    """Return an agent that runs Codex on a prompt, in a new folder for each episode.
+    """Create an agent that runs Codex on a prompt, in a new folder for each episode.
 
     Args:
-        prompt: The instruction. ``{task}`` is replaced by the episode's task, ``{task[name]}`` by
-            one part of the task.
-        sandbox: As for ``ProcessAgent``: evert's sandbox, with Codex's own switched off. Or the
-            name of a Codex sandbox to use instead: "read-only", "workspace-write" (its commands may
-            change files in the folder, and have no network), or "danger-full-access" (no sandbox,
-            for containers). Where evert makes no sandbox, Codex uses "workspace-write".
+        prompt: The instruction. ``{task}`` is replaced by the episode's task, and ``{task[name]}``
+            by a part of the task.
+        sandbox: evert's sandbox, as in ``ProcessAgent`` (Codex's own is then disabled), or the name
+            of a Codex sandbox to use instead: "read-only", "workspace-write" (commands can change
+            files in the folder and have no network), or "danger-full-access" (no sandbox, for
+            containers). If evert does not create a sandbox, Codex uses "workspace-write".
         lean: Whether to shorten the prompt from 39 kB to 5 kB, with two lines of instructions and
             a shell as the only tool.
-        program: The program, or its path.
-        arguments: Further arguments.
+        program: The name or path of the program.
+        arguments: Additional arguments.
         **options: ``files``, ``setup``, ``reward``, ``cwd``, ``env``, ``host``: see
             ``ProcessAgent``. A file ``{home}/.codex/config.toml`` replaces evert's.
 
     Raises:
-        InvalidAgentError: As for ``ProcessAgent``.
+        InvalidAgentError: See ``ProcessAgent``.
     """
     config = CONFIG.replace("{lean_settings}\n", LEAN_SETTINGS if lean else "")
     config = config.replace("{lean_features}\n", LEAN_FEATURES if lean else "")

@@ -1,10 +1,11 @@
-"""``ProcessAgent``: an agent that is a command, ``["my-agent", "{task}"]`` or a script.
+"""``ProcessAgent``: an agent that runs a command, such as ``["my-agent", "{task}"]`` or a script.
 
 The command finds the model through the usual environment variables (``variables.py``). It runs in a
-new folder with the given files, and every process that it started ends with it (``commands.py``).
-With ``sandbox`` it runs in a sandbox (``sandbox.py``), and sees no more than it needs. A reward
-command (the judge) runs after all processes of the agent have ended, in a folder made only then.
-``evert.agents`` has ready-made agents for well-known programs.
+new folder with the given files, and all processes that it started are stopped when it exits
+(``commands.py``). With ``sandbox``, it runs in a sandbox (``sandbox.py``) and can only access what
+it needs. A reward command (the judge) runs after all processes of the agent have exited, in a
+folder that did not exist before. ``evert.agents`` contains ready-made agents for well-known
+programs.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 from evert.bridge.errors import NEEDS_UNIX
 
 if sys.platform == "win32":
-    raise ImportError(f"An agent that is a command {NEEDS_UNIX}")
+    raise ImportError(f"An agent that runs a command {NEEDS_UNIX}")
 
 from evert.agents.commands import (
     IN_HOME,
@@ -47,7 +48,7 @@ from evert.bridge.errors import CommandError, InvalidAgentError, RewardError
 from evert.bridge.redaction import keep_secret, redacted_end
 
 LONGEST_REWARD = 2**16
-"""Most bytes of the reward file that a command writes, including metrics."""
+"""Maximum size of a reward file (including metrics), in bytes."""
 
 ProcessSetup: TypeAlias = Sequence[str] | Callable[[Path, Any], Any]
 ProcessReward: TypeAlias = (
@@ -58,51 +59,52 @@ ProcessReward: TypeAlias = (
 class ProcessAgent:
     """An agent that runs a command.
 
-    Placeholders in the command, in ``env`` and in text ``files`` are filled in: ``{task}`` with the
-    task (text unchanged, anything else as JSON), ``{task[name]}`` with a part of it, ``{folder}``
-    and ``{home}`` with the episode's two folders, and ``{model}``, ``{base_url}``, ``{root_url}``
-    and ``{api_key}``. Environment variables give the model's address (see ``addresses``) and the
-    task: ``EVERT_TASK_FILE`` is the path of a file with the task, and ``EVERT_TASK`` its text,
-    unless that is longer than 100 kB or has a null character or an unpaired surrogate. ``HOME`` and
-    ``TMPDIR`` are folders of the episode.
+    The command, ``env`` and text ``files`` can contain placeholders. ``{task}`` is the task (as
+    JSON unless it is a string), ``{task[name]}`` is a part of the task, ``{folder}`` and ``{home}``
+    are the two folders of the episode, and ``{model}``, ``{base_url}``, ``{root_url}`` and
+    ``{api_key}`` specify how to call the model. The command also gets environment variables: the
+    address of the model (see ``addresses``), ``EVERT_TASK_FILE``, which is the path of a file that
+    contains the task, and ``EVERT_TASK``, which is its text (not set if it is longer than 100 kB or
+    contains a null character or a lone surrogate). ``HOME`` and ``TMPDIR`` are episode folders.
 
     Args:
         command: Program and arguments.
-        files: Files by name: text, bytes, or the ``Path`` of a file or folder to copy. They are put
-            into the folder before the command runs. ``"{home}/name"`` goes to the home, for
-            configuration that is no part of the agent's work; ``"{judge}/name"`` goes to the folder
-            of the reward command.
-        setup: Run in the folder before the command: another command, or a function of the folder
-            and the task.
-        reward: How to score the episode. A reward command gives 1.0 for exit status 0, else 0.0. It
-            runs after all processes of the agent have ended, with a new folder and home; its
-            ``{folder}`` is where the agent ran. A function of the ``ProcessResult`` and the task is
-            called at the same point, and returns what an agent returns. For a ``command`` that
-            scores itself, and does not run the policy's code: "exit" gives 1.0 for exit status 0,
-            else 0.0; "file" reads a number, or JSON with "reward" and "metrics", from the file that
-            ``EVERT_REWARD_FILE`` names.
-        cwd: Where to run. None: a new folder for each episode, removed afterwards.
-        env: Further environment variables; the value None removes a variable. ``"{env[NAME]}"`` in
-            a value is replaced by the trainer's variable NAME when the episode begins.
-        host: Interface on which the model is served (not loopback for containers).
-        sandbox: Whether the command and the reward command run in a sandbox. They can then read the
-            system and the programs they need, write the episode's folders and ``cwd``, and call the
-            model; the rest of your files, network and processes is out of reach. True: always, and
-            an error where no sandbox can be made. False: never; they run as your user. None, the
-            ready-made agents' default: if a sandbox can be made (Linux, bubblewrap) and ``host`` is
-            loopback. A list: like True, and its paths are readable. The setup runs outside.
-        command_in_sandbox: The command to run in a sandbox, for a program that must be told not to
-            make its own sandbox; None: ``command``.
-        install: How to install the program, for the error message when it is missing.
-        env_options: Env options that suit the program; the user's options take precedence.
+        files: Maps file names to text, bytes, or the ``Path`` of a file or folder to copy. The
+            files are created in the folder before the command runs. ``"{home}/name"`` is created in
+            the home, which is useful for configuration, and ``"{judge}/name"`` in the folder of the
+            reward command.
+        setup: A command, or a function that takes the folder and the task, to run in the folder
+            before the command.
+        reward: How to score the episode. A reward command gives 1.0 for exit status 0 and 0.0
+            otherwise. It runs after all processes of the agent have exited, with a new folder and
+            home; its ``{folder}`` is where the agent ran. A function that takes the
+            ``ProcessResult`` and the task is called at the same point, and can return anything that
+            an agent can return. If the command scores itself and does not run code written by the
+            policy, use "exit" (1.0 for exit status 0, 0.0 otherwise) or "file", which reads a
+            number, or JSON with "reward" and "metrics", from the path in ``EVERT_REWARD_FILE``.
+        cwd: Where to run (default: a new folder for each episode, which is removed afterwards).
+        env: Additional environment variables. The value None removes a variable. ``"{env[NAME]}"``
+            in a value is replaced by the trainer's variable NAME when the episode starts.
+        host: Interface on which to serve the model. Containers cannot use loopback.
+        sandbox: Whether to run the command and the reward command in a sandbox. They can then read
+            the system and the programs they need, write to the episode's folders and ``cwd``, and
+            call the model, but have no access to your other files, the network or your processes.
+            True requires a sandbox, and raises an error if that is not possible. False runs them as
+            your user. None, which is the default of the ready-made agents, uses a sandbox if
+            possible (on Linux with bubblewrap) and if ``host`` is loopback. A list is like True and
+            makes its paths readable. The setup always runs outside the sandbox.
+        command_in_sandbox: The command to use in a sandbox (default: ``command``). For programs
+            that need a flag to disable their built-in sandbox.
+        install: How to install the program, which is shown if it is missing.
+        env_options: Env options that the program needs. The user's options take precedence.
 
-    Functions run in a thread, which cannot be killed like a command, so set a time limit on
-    whatever they wait for. Without a task, they get None in its place.
+    Functions run in a thread, which cannot be killed like a command, so set a timeout for anything
+    they wait for. If there is no task, they are called with None.
 
     Raises:
         InvalidAgentError: A command is not a non-empty list of strings; ``reward``, ``setup``,
-            ``sandbox`` or a file is invalid; a reward command is not told where the agent ran; or a
-            file would lie outside of its folder.
+            ``sandbox`` or a file is invalid; a file would be outside its folder; or, without
+            ``cwd``, neither the reward command nor its files contain ``{folder}``.
     """
 
     def __init__(
@@ -122,22 +124,22 @@ class ProcessAgent:
     ) -> None:
         if not _is_command(command) or not _is_command(command_in_sandbox or ["none"]):
             raise InvalidAgentError(
-                f"A ProcessAgent takes the command as a list of strings, got {command!r}. For a "
-                'line of shell: ["bash", "-c", line].'
+                f"ProcessAgent expects the command as a list of strings, got {command!r}. To run a "
+                'shell command, use ["bash", "-c", line].'
             )
         if reward not in ("exit", "file") and not callable(reward) and not _is_command(reward):
             raise InvalidAgentError(
                 f"reward={reward!r}; expected 'exit', 'file', a command as a list of strings, or a "
-                "function (result, task)."
+                "function that takes (result, task)."
             )
         if setup is not None and not callable(setup) and not _is_command(setup):
             raise InvalidAgentError(
-                f"setup={setup!r}; expected a command as a list of strings, or a function "
-                "(folder, task)."
+                f"setup={setup!r}; expected a command as a list of strings, or a function that "
+                "takes (folder, task)."
             )
         self.command = list(command)
         self.files = _check_files(files or {})
-        if cwd is None:  # with a fixed ``cwd``, the judge may know where it is
+        if cwd is None:  # a judge may already know the path of a fixed ``cwd``
             _check_judge(reward, self.files)
         self.setup = setup
         self.reward = reward
@@ -150,14 +152,14 @@ class ProcessAgent:
         self.env_options = env_options or EnvOptions()
 
     async def __call__(self, client: AgentClient, task: Any = NO_TASK) -> Any:
-        """Run the command to its end, and return its reward.
+        """Run the command until it exits, and return the reward.
 
         Raises:
-            CommandError: The command cannot be started; or its exit status was not 0, and it had
-                made no model call or its last one was refused; or the setup failed; or no sandbox
-                can be made here.
+            CommandError: The command could not be started, the setup failed, or no sandbox could be
+                created. Also raised if the exit status was not 0, and the command had either not
+                called the model or had its last call rejected.
             openai.BadRequestError: The command's last prompt was too long.
-            RewardError: The command left no reward, or one that cannot be read.
+            RewardError: The command did not write a reward, or the reward cannot be read.
         """
         async with new_folder() as scratch, self._serve(client) as address:
             place = self._place(client, address, task, scratch)
@@ -172,13 +174,13 @@ class ProcessAgent:
 
     @asynccontextmanager
     async def _serve(self, client: AgentClient) -> AsyncIterator[Address]:
-        """Serve the model; on a Unix socket for commands that run in a sandbox."""
+        """Serve the model (on a Unix socket if the commands run in a sandbox)."""
         sandboxed = await asyncio.to_thread(is_sandboxed, self.sandbox, self.host)
         client.metric("sandboxed", float(sandboxed))
         if not sandboxed:
             yield client.serve(self.host)
             return
-        with tempfile.TemporaryDirectory(prefix="evert-") as folder:  # no command may write here
+        with tempfile.TemporaryDirectory(prefix="evert-") as folder:  # not writable for commands
             yield client.serve(f"{folder}/model")
 
     def _place(
@@ -194,8 +196,8 @@ class ProcessAgent:
         home, temporary = scratch / "home", scratch / "tmp"
         if address.socket is not None and outside and scratch.is_relative_to(folder):
             raise InvalidAgentError(
-                f"cwd={str(self.cwd)!r} contains {scratch.parent}, where episodes and judges have "
-                "their folders: a command could write there. Choose another cwd=, or set TMPDIR."
+                f"cwd={str(self.cwd)!r} contains {scratch.parent}, where evert creates folders "
+                "that commands must not change. Choose a different cwd=..., or set TMPDIR."
             )
         for path in (folder, home, temporary):
             path.mkdir(parents=True, exist_ok=True)
@@ -240,7 +242,7 @@ class ProcessAgent:
         if agent_place is not None and agent_place.sandbox is not None:
             writable = [*writable, *agent_place.sandbox.writable.values()]
         user_env = {name: text for name, text in self.env.items() if text is not None}
-        # the trainer's PYTHONPATH names source folders, which may hold anything
+        # don't show the folders in the trainer's PYTHONPATH, which may contain anything
         variables = {**harmless(os.environ), "PYTHONPATH": "", **user_env}
         return sandbox_of(self.sandbox, command, judge, variables, writable, address)
 
@@ -251,23 +253,23 @@ class ProcessAgent:
             result = await place.run(self.setup, "setup")
             if result.status != 0:
                 raise CommandError(
-                    f"The setup {self.setup[0]!r} ended with status {result.status}, so the agent "
-                    "was not started."
+                    f"The setup command {self.setup[0]!r} exited with status {result.status}, so "
+                    "the agent was not started."
                 )
 
     def _check_end(self, result: ProcessResult, client: AgentClient, address: Address) -> None:
-        """Raise if the ending must not be scored: the prompt was too long, or the start failed."""
+        """Raise if the prompt was too long, or if the command failed because it got no reply."""
         inboxes = client._endpoint.episode.inboxes
         latest = [inbox.latest for inbox in inboxes if inbox.latest is not None]
         refusal = next((call.refusal for call in latest if call.refusal is not None), None)
         if refusal is not None and getattr(refusal, "code", None) == "context_length_exceeded":
-            raise refusal  # whatever the exit status
-        ending = f"The command {self.command[0]!r} ended with status {result.status}"
+            raise refusal  # regardless of the exit status
+        ending = f"The command {self.command[0]!r} exited with status {result.status}"
         if result.status != 0 and refusal is not None:
-            raise CommandError(f"{ending} when its model call was refused: {refusal}") from refusal
+            raise CommandError(f"{ending} after a rejected model call: {refusal}") from refusal
         if result.status != 0 and not latest:
             within = "" if address.socket is None else f" {IN_SANDBOX}"
-            raise CommandError(f"{ending} before it made a model call.{within}")
+            raise CommandError(f"{ending} before it called the model.{within}")
 
     async def _reward(
         self, result: ProcessResult, place: Workplace, client: AgentClient, address: Address
@@ -291,8 +293,8 @@ class ProcessAgent:
             value = json.loads(read_left(scratch, "reward", LONGEST_REWARD).decode())
         except (OSError, ValueError, RecursionError) as error:
             raise RewardError(
-                f"The command {self.command[0]} left no reward in EVERT_REWARD_FILE ({error}); it "
-                f"ended with status {result.status}."
+                f"The command {self.command[0]} did not write a reward to EVERT_REWARD_FILE "
+                f"({error}). It exited with status {result.status}."
             ) from error
         if isinstance(value, dict):
             return Outcome(value.get("reward"), value.get("metrics") or {})
@@ -323,45 +325,46 @@ def _is_command(value: object) -> bool:
 
 
 def _check_files(files: Mapping[str, str | bytes | Path]) -> dict[str, str | bytes | Path]:
-    """Check the files, and that no name leads out of the episode's folders."""
+    """Validate the files, and check that all of them are inside the episode's folders."""
     for name, content in files.items():
         path = PurePath(room_of(name)[1])
         if path.is_absolute() or ".." in path.parts:
             raise InvalidAgentError(
-                f"The file {name!r} would lie outside of the episode's folder; expected a relative "
-                "path without '..', or one that begins with '{home}/' or '{judge}/'."
+                f"The file {name!r} would be outside the episode's folder; expected a relative "
+                "path without '..', which may start with '{home}/' or '{judge}/'."
             )
         if not isinstance(content, (str, bytes, Path)):
             raise InvalidAgentError(
-                f"The file {name!r} is of type {type(content).__name__}; expected its text, its "
-                "bytes, or the Path of a file or folder to copy."
+                f"The file {name!r} has type {type(content).__name__}; expected text, bytes, or "
+                "the Path of a file or folder to copy."
             )
         if isinstance(content, Path) and not content.exists():
             raise InvalidAgentError(
-                f"The file {name!r} is to be copied from {content}, which does not exist."
+                f"The file {name!r} should be copied from {content}, which does not exist."
             )
     return dict(files)
 
 
 def _check_judge(reward: ProcessReward, files: Mapping[str, str | bytes | Path]) -> None:
-    """Refuse a reward command that does not get the agent's folder, as it would find nothing."""
+    """Reject a reward command that is not passed the agent's folder, which it needs to score."""
     if callable(reward) or reward in ("exit", "file"):
         return
     texts = [*reward, *(text for name, text in files.items() if room_of(name)[0] == IN_JUDGE)]
     if not any("{folder}" in str(text) for text in texts):
         raise InvalidAgentError(
-            f"reward={reward!r} does not say where the agent ran: the command runs in another "
-            "folder, made after the agent has ended. Expected '{folder}' among its arguments: "
-            "reward=['python3', 'check.py', '{folder}'] with files={'{judge}/check.py': ...}."
+            f"reward={reward!r} is not passed the folder where the agent ran. The reward command "
+            "runs in a different folder, which is created after the agent has finished. Add "
+            "'{folder}' to its arguments, for example reward=['python3', 'check.py', '{folder}'] "
+            "with files={'{judge}/check.py': ...}."
         )
 
 
 @contextmanager
 def _report_last_words(client: AgentClient, place: Workplace) -> Iterator[None]:
-    """Add the command's last output to the error that ends an episode."""
+    """Add the command's last output to the error that stops an episode."""
     try:
         yield
-    except BaseException:  # a timeout cancels the agent
+    except BaseException:  # includes cancellation by a timeout
         client._endpoint.episode.hints.append(lambda: place.last_words)
         raise
 

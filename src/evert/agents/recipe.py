@@ -1,8 +1,8 @@
-"""The options that the ready-made agents share, and the function that makes ``ProcessAgent``s.
+"""The options shared by the ready-made agents, and the function that creates ``ProcessAgent``s.
 
-``HOME`` is a folder of the episode. So a program does not find your settings or another episode's
-files, and its shells do not read your profile, which would take time and locks. The programs run in
-a sandbox where one can be made.
+``HOME`` is set to a folder of the episode, so programs do not find your settings or files of other
+episodes, and shells do not read your profile, which would be slow and take locks. The programs run
+in a sandbox if possible.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from evert.bridge.env.options import EnvOptions
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options that every ready-made agent passes to ``ProcessAgent``, which describes them."""
+    """Options that all ready-made agents pass to ``ProcessAgent`` (documented there)."""
 
     files: Mapping[str, str | bytes | Path]
     setup: ProcessSetup | None
@@ -26,16 +26,16 @@ class CommonOptions(TypedDict, total=False):
 
 
 class ProcessOptions(CommonOptions, total=False):
-    """The options of an agent whose program has no sandbox of its own."""
+    """Options for agents whose program does not come with a sandbox."""
 
     sandbox: SandboxChoice
 
 
 def as_text(prompt: str) -> str:
-    """Return a prompt that no program mistakes for one of its commands: "/run", "!ls", "-".
+    """Prevent a program from mistaking the task for a command, such as "/run", "!ls" or "-".
 
-    Programs look for commands at the very beginning. A prompt that begins with a placeholder gets a
-    leading newline; a command that the prompt's author wrote, "/ask {task}", still works.
+    Programs look for commands at the very start of the prompt. We add a leading newline if the
+    prompt starts with a placeholder. Commands in the prompt itself ("/ask {task}") still work.
     """
     return f"\n{prompt}" if prompt.lstrip().startswith("{") else prompt
 
@@ -50,7 +50,7 @@ def make_agent(
     env_options: EnvOptions | None = None,
     command_in_sandbox: Sequence[str] | None = None,
 ) -> ProcessAgent:
-    """Return an agent that runs ``command``; the user's options override ``files`` and ``env``."""
+    """Create an agent that runs ``command``. User options override ``files`` and ``env``."""
     settings: ProcessOptions = {"sandbox": None, **options}
     settings["files"] = {**(files or {}), **options.get("files", {})}
     settings["env"] = {**env, **options.get("env", {})}

@@ -1,12 +1,12 @@
-"""The relay of a sandbox: forwards connections on its loopback ports to Unix sockets outside.
+"""A relay inside a sandbox, which forwards connections on loopback ports to Unix sockets outside.
 
     python -I -S relay.py PORT=SOCKET... -- COMMAND...
 
-``sandbox.py`` starts a command through this script. The script listens before it starts the
-command, so that the first call is answered, and exits with the command's status.
+``sandbox.py`` starts commands through this script. The script starts listening before it runs the
+command, so that even an immediate call works, and exits with the status of the command.
 
-To start fast, it imports nothing from evert. It imports ``_signal`` and ``_socket`` because
-``signal`` and ``socket`` take longer to load than everything else; the threads import ``socket``
+To keep startup fast, it does not import evert. It imports ``_signal`` and ``_socket``, because
+``signal`` and ``socket`` take longer to load than everything else. Threads import ``socket`` later,
 when the command is already running.
 """
 
@@ -24,7 +24,7 @@ BACKLOG = 1024
 
 
 def main() -> None:
-    """Listen on the ports, run the command that the arguments name, and exit with its status."""
+    """Listen on the ports, run the command in the arguments, and exit with its status."""
     split = sys.argv.index("--")
     pairs = [pair.partition("=") for pair in sys.argv[1:split]]
     listeners = [(_listener(int(port)), path) for port, _, path in pairs]
@@ -48,18 +48,18 @@ def _listener(port: int) -> int:
 def _become(command: list[str]) -> None:
     with open("/proc/self/environ", "rb") as file:
         if b"\0LC_CTYPE=" not in b"\0" + file.read():
-            os.environ.pop("LC_CTYPE", None)  # Python set it, as no locale was set
-    for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them
+            os.environ.pop("LC_CTYPE", None)  # Python sets it if there is no locale
+    for ignored in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores these
         _signal.signal(ignored, _signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
     except (OSError, ValueError) as error:
-        print(f"In the sandbox {command[0]!r} cannot be started: {error}", file=sys.stderr)
+        print(f"Could not start {command[0]!r} in the sandbox: {error}", file=sys.stderr)
         os._exit(127)
 
 
 def _relay(listeners: list[tuple[int, str]]) -> None:
-    """Start relaying, and leave the standard input and outputs to the command."""
+    """Start relaying, and leave stdin, stdout and stderr to the command."""
     from threading import Thread
 
     null = os.open(os.devnull, os.O_RDWR)
@@ -85,7 +85,7 @@ def _connect(client: "Socket", path: str) -> None:
     with client, socket(AF_UNIX) as outside:
         try:
             outside.connect(path)
-        except OSError:  # the model is no longer served; leaving closes the client's connection
+        except OSError:  # the model is no longer served, so close the client's connection
             return
         client.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
         upload = Thread(target=_pump, args=(client, outside), daemon=True)
@@ -99,12 +99,12 @@ def _pump(source: "Socket", sink: "Socket") -> None:
     try:
         while data := source.recv(CHUNK):
             sink.sendall(data)
-    except OSError:  # one side is gone, so close the other as well
+    except OSError:  # one side has closed the connection, so close the other one as well
         how, sockets = _socket.SHUT_RDWR, [source, sink]
     for end in sockets:
         try:
             end.shutdown(how)
-        except OSError:  # this side is gone
+        except OSError:  # already closed
             continue
 
 

@@ -1,20 +1,21 @@
-"""A sandbox without a daemon, made by bubblewrap (Linux): a program sees only what it is given.
+"""A sandbox without a daemon, based on bubblewrap (Linux). Programs only see what they are given.
 
     sandbox = Sandbox(writable={"/work": folder}, ports={8000: socket}, folder="/work")
     with sandbox.command(["python3", "main.py"]) as (command, descriptors):
         subprocess.run(command, env={"PATH": os.defpath}, pass_fds=descriptors)
 
-Only the system's folders, read-only, and the paths that a ``Sandbox`` names are visible inside.
-Everything else is missing: home folders, ``/run`` and ``/var`` with their sockets, the folders of
-training runs. The program has its own ``/tmp``, ``/dev`` (harmless devices), process ids and shared
-memory; it has no capabilities, and cannot make further namespaces. A filter refuses system calls
-that reach beyond the sandbox, such as those for keys (``seccomp.py``). All processes inside are
-killed when the program ends, or when the process that ran the command ends.
+Inside the sandbox, only system folders (read-only) and the paths in the ``Sandbox`` are visible.
+Everything else is missing, including home folders, ``/run`` and ``/var`` with their sockets, and
+the folders of training runs. The program has its own ``/tmp``, ``/dev`` (only harmless devices),
+process ids and shared memory. It has no capabilities and cannot create namespaces. A filter blocks
+system calls that reach beyond the sandbox, for example to access keys (``seccomp.py``). All
+processes in the sandbox are killed when the program exits, or when the process that ran the command
+exits.
 
-Its only network is its own loopback. There ``relay.py`` listens on the ``ports``, and forwards each
-connection to a Unix socket outside.
+The only network is a private loopback interface. There, ``relay.py`` listens on the ``ports`` and
+forwards each connection to a Unix socket outside.
 
-``sandbox_problem`` says why no sandbox can be made on this machine.
+``sandbox_problem`` returns the reason if no sandbox can be created on this machine.
 """
 
 import os
@@ -33,10 +34,10 @@ from evert.agents import relay
 from evert.agents.seccomp import MACHINES, seccomp_filter
 
 SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /libx32 /etc /opt /nix /gnu"
-"""Where Linux systems keep programs, their libraries and settings."""
+"""Where Linux systems store programs, libraries and settings."""
 
 TEMPORARY = 2**30
-"""Most bytes that ``/tmp`` and ``/var/tmp`` may each hold, in memory."""
+"""Maximum size of ``/tmp`` and ``/var/tmp`` (each, in memory), in bytes."""
 
 ISOLATION = [
     *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
@@ -44,10 +45,10 @@ ISOLATION = [
 ]
 
 SETTINGS = "sys sysrq-trigger fs driver acpi scsi mtrr"
-"""Files of ``/proc`` that change kernel settings; root may write them even without capabilities."""
+"""Files in ``/proc`` that change kernel settings. Root can write them even without capabilities."""
 
 MACHINE_FILES = "kcore keys key-users kmsg latency_stats sched_debug timer_list"
-"""Files of ``/proc`` that describe the whole machine, such as its users' keys."""
+"""Files in ``/proc`` with information about the whole machine, such as its users' keys."""
 
 OWN = {
     "/proc": ["--proc", "/proc"],
@@ -57,23 +58,23 @@ OWN = {
 }
 
 RELAYS = "/run/evert"
-"""The folder inside a sandbox that holds the relay and its sockets."""
+"""The folder inside a sandbox that contains the relay and its sockets."""
 
-PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # not a venv's
+PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # outside of any venv
 
-INSTALL = "`apt install bubblewrap`, or your system's package of that name, 0.8 or newer"
+INSTALL = "run `apt install bubblewrap`, or install your system's package (0.8 or newer)"
 
 
 @lru_cache(1)
 def system_folders() -> Mapping[str, Path]:
-    """Return this machine's system folders and this Python's folder, by their path inside."""
+    """Return the folders of the system and of this Python, by their path inside the sandbox."""
     paths = [*SYSTEM.split(), sys.base_prefix]
     return {path: Path(path) for path in paths if os.path.isdir(path) and path != "/"}
 
 
 @lru_cache(1)
 def private_paths() -> Collection[str]:
-    """Return the paths in ``/etc`` that not every user may read, such as passwords and keys."""
+    """Return the paths in ``/etc`` that not every user can read, such as passwords and keys."""
     private: list[str] = []
     for folder, names, files in os.walk("/etc"):
         paths = [os.path.join(folder, name) for name in [*names, *files]]
@@ -85,7 +86,7 @@ def private_paths() -> Collection[str]:
 def _is_private(path: str) -> bool:
     try:
         mode = os.lstat(path).st_mode
-    except OSError:  # the file is gone
+    except OSError:  # the file no longer exists
         return False
     needed = stat.S_IROTH | (stat.S_IXOTH if stat.S_ISDIR(mode) else 0)
     return not stat.S_ISLNK(mode) and mode & needed != needed
@@ -93,18 +94,19 @@ def _is_private(path: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Sandbox:
-    """What a program sees and may do. Paths inside are absolute; paths outside must exist.
+    """What a program can see and do.
 
-    If one path inside contains another, each keeps its own access: a read-only folder in a writable
-    one stays read-only, and cannot be moved together with its parent. Paths outside may be links,
-    which are followed, so pass no link that a program in an earlier sandbox could have made.
+    Paths inside the sandbox must be absolute, and paths outside must exist. If one path inside
+    contains another, both keep their access mode: a read-only folder in a writable folder stays
+    read-only, and cannot be moved together with its parent. Links outside are followed, so never
+    pass a link that a program in an earlier sandbox could have created.
 
     Attributes:
-        writable: Files and folders to read and write: path inside -> path outside.
-        readonly: Files and folders to read, besides ``system_folders()``.
-        hidden: Files and folders that cannot be read; their paths inside and outside are the same.
-        ports: Ports of 127.0.0.1 inside -> the Unix socket outside that each is forwarded to.
-        folder: The working directory inside; None: the caller's, or ``/``.
+        writable: Files and folders that can be read and written: path inside -> path outside.
+        readonly: Files and folders that can only be read, in addition to ``system_folders()``.
+        hidden: Files and folders that cannot be read. Paths inside and outside are the same.
+        ports: Ports of 127.0.0.1 inside -> Unix sockets outside to which they are forwarded.
+        folder: The working directory inside (default: that of the caller, or ``/``).
     """
 
     writable: Mapping[str, Path] = field(default_factory=dict)
@@ -117,12 +119,12 @@ class Sandbox:
     def command(self, argv: Sequence[str]) -> Iterator[tuple[list[str], list[int]]]:
         """Yield the command that runs ``argv`` in a new sandbox, and descriptors it must inherit.
 
-        It can be run once, before the block ends. ``argv`` inherits its environment, input and
-        outputs, and further inheritable descriptors. The exit status is that of ``argv``; 128 + N
-        if signal N killed it; 127 if there is no such program inside.
+        The command can be run once, before the block ends. ``argv`` inherits the environment,
+        stdin, stdout, stderr and other inheritable descriptors. The exit status is that of
+        ``argv``, 128 + N if it was killed by signal N, or 127 if the program does not exist inside.
 
         Raises:
-            ValueError: A path inside is not absolute, or has ".." in it.
+            ValueError: A path inside is not absolute, or contains "..".
         """
         if sys.platform != "linux":
             raise NotImplementedError(sandbox_problem())
@@ -130,7 +132,7 @@ class Sandbox:
         for path in mounts:
             if not path.startswith("/") or ".." in PurePosixPath(path).parts:
                 raise ValueError(
-                    f"{path!r} cannot be a path in a sandbox; expected an absolute path without "
+                    f"{path!r} is not a valid path in a sandbox; expected an absolute path without "
                     "'..'."
                 )
         ordered = sorted(mounts, key=lambda path: PurePosixPath(path).parts)
@@ -160,7 +162,7 @@ class Sandbox:
         }
 
     def _parent_mounts(self) -> dict[str, list[str]]:
-        """Return mounts for the parents of read-only paths: an unmounted parent can be moved."""
+        """Return mounts for the parents of read-only paths, so that they cannot be moved."""
         mounts = {}
         for writable, outside in self.writable.items():
             for path in [*system_folders(), *self.readonly, *self.hidden]:
@@ -194,13 +196,13 @@ def _empty_mount(path: str) -> list[str]:
 
 @lru_cache(1)
 def sandbox_problem() -> str | None:
-    """Return why no sandbox can be made here, and what to do; None if one can. Takes 10 ms."""
+    """Return why no sandbox can be created and how to fix it, or None if it works. Takes 10 ms."""
     if sys.platform != "linux":
-        return f"sandboxes are made by bubblewrap, which is for Linux, and this is {sys.platform}"
+        return f"sandboxes need bubblewrap, which only runs on Linux, and this is {sys.platform}"
     if shutil.which("bwrap") is None:
-        return f"bubblewrap, which makes it, is not installed: {INSTALL}"
+        return f"bubblewrap is not installed: {INSTALL}"
     if platform.machine() not in MACHINES:
-        return f"its filter is for {' and '.join(MACHINES)}, and this is {platform.machine()}"
+        return f"sandboxes only work on {' and '.join(MACHINES)}, and this is {platform.machine()}"
     with Sandbox().command(["/bin/sh", "-c", ":"]) as (command, descriptors):
         result = subprocess.run(
             command, capture_output=True, text=True, check=False, pass_fds=descriptors
@@ -209,7 +211,7 @@ def sandbox_problem() -> str | None:
         return None
     words = result.stderr.strip().rpartition("\n")[2] or f"status {result.returncode}"
     return (
-        f"bubblewrap cannot make one here ({words}). It needs to be 0.8 or newer, and user "
-        "namespaces: `sysctl kernel.unprivileged_userns_clone=1` or, on Ubuntu, "
+        f"bubblewrap cannot create one here ({words}). It must be version 0.8 or newer, and it "
+        "needs user namespaces: `sysctl kernel.unprivileged_userns_clone=1` or, on Ubuntu, "
         "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`; containers must allow them"
     )

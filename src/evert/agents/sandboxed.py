@@ -1,7 +1,7 @@
-"""The option ``sandbox=`` of a ``ProcessAgent``: whether a command is sandboxed, and its sandbox.
+"""The ``sandbox=`` option of ``ProcessAgent``: decides whether to use a sandbox, and creates it.
 
-In the sandbox a command can read the system's folders, the programs that it needs
-(``installed.py``) and the paths that its author names; write the episode's folders; and call the
+In the sandbox, a command can read the system's folders, the programs that it needs
+(``installed.py``) and the paths in the option. It can write to the episode's folders and call the
 model.
 """
 
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 SandboxChoice: TypeAlias = bool | Sequence[str | Path] | None
 
 IN_SANDBOX = (
-    "It ran in a sandbox, without your home and network: sandbox=[PATH] shows it another file or "
-    "folder, sandbox=False runs it as your user, without a sandbox."
+    "It ran in a sandbox, without access to your home folder and the network. Use sandbox=[PATH] "
+    "to show it another file or folder, or sandbox=False to run it as your user without a sandbox."
 )
 
 
 def check_choice(sandbox: SandboxChoice, host: str) -> bool | list[str] | None:
-    """Check the choice, and make its paths absolute.
+    """Validate the option, and make its paths absolute.
 
     Raises:
         InvalidAgentError: It is invalid, a path is missing, or ``host`` is not loopback.
@@ -38,8 +38,8 @@ def check_choice(sandbox: SandboxChoice, host: str) -> bool | list[str] | None:
         return sandbox
     if host not in LOOPBACK:
         raise InvalidAgentError(
-            f"sandbox={sandbox!r} with host={host!r}: a command in a sandbox has no network, and "
-            "reaches the model without a host. Leave out one of the two."
+            f"sandbox={sandbox!r} cannot be combined with host={host!r}. A command in a sandbox "
+            "has no network and does not need a host to reach the model. Leave out one of the two."
         )
     if sandbox is True:
         return True
@@ -48,23 +48,23 @@ def check_choice(sandbox: SandboxChoice, host: str) -> bool | list[str] | None:
             f"sandbox={sandbox!r}; expected True, False, None, or a list of paths to show inside."
         )
     if missing := [str(path) for path in sandbox if not os.path.exists(path)]:
-        raise InvalidAgentError(f"sandbox= names the path {missing[0]!r}, which does not exist.")
+        raise InvalidAgentError(f"The path {missing[0]!r} in sandbox=... does not exist.")
     return [os.path.abspath(path) for path in sandbox]
 
 
 def is_sandboxed(choice: bool | list[str] | None, host: str) -> bool:
-    """Return whether a command runs in a sandbox here, and log the first answer.
+    """Return whether to run a command in a sandbox on this machine. The result is logged once.
 
     Raises:
-        CommandError: A sandbox is required, and cannot be made here.
+        CommandError: A sandbox is required but cannot be created here.
     """
     if choice is False or (choice is None and host not in LOOPBACK):
         return False
     problem = sandbox_problem()
     if problem is not None and choice is not None:
         raise CommandError(
-            f"sandbox={choice!r} asks for a sandbox, but {problem}. sandbox=False runs the command "
-            "as your user, with your files and network."
+            f"sandbox={choice!r} requires a sandbox, but {problem}. Use sandbox=False to run the "
+            "command as your user, with access to your files and the network."
         )
     _say_once(problem)
     return problem is None
@@ -73,9 +73,12 @@ def is_sandboxed(choice: bool | list[str] | None, host: str) -> bool:
 @lru_cache
 def _say_once(problem: str | None) -> None:
     if problem is None:
-        logger.info("Commands run in a sandbox: no network except the model, none of your files.")
+        logger.info(
+            "Commands run in a sandbox. They can call the model, but not access your files or the "
+            "network."
+        )
     else:
-        logger.warning("Commands run without a sandbox, as your user: %s.", problem)
+        logger.warning("Commands run as your user, without a sandbox: %s.", problem)
 
 
 def sandbox_of(
@@ -86,10 +89,10 @@ def sandbox_of(
     writable: Sequence[Path],
     address: Address,
 ) -> Sandbox | None:
-    """Return the sandbox of a command; None if the model is not served on a Unix socket.
+    """Create the sandbox for a command, or return None if the model is not on a Unix socket.
 
-    The program and the judge's files are read-only even in a writable folder. Earlier commands may
-    have left links in such a folder, so links in it, and variables that point into it, are ignored.
+    The program and the judge's files are read-only, even in a writable folder. Earlier commands may
+    have left links in a writable folder, so we ignore its links and variables that point into it.
     """
     if address.socket is None:
         return None

@@ -1,23 +1,24 @@
-"""A command's supervisor: a process that runs the command and ends everything that it started.
+"""A supervisor process, which runs a command and stops everything that the command started.
 
     python -I -S supervisor.py OUT ERR KEEP_LC_CTYPE COUNT FOLDER... COMMAND...
 
-``commands.py`` starts one supervisor for each command. The command is its child, in a new session.
-On Linux the supervisor is a "subreaper": a descendant that loses its parent becomes its child. So a
-supervisor without children has no descendants.
+``commands.py`` starts one supervisor per command. The command runs as its child, in a new session.
+On Linux, the supervisor is a "subreaper", which means that it becomes the parent of all descendants
+that lose their parent. A supervisor without children therefore has no descendants.
 
-It kills all descendants when the command has ended, when a byte arrives on its standard input, or
-when the trainer dies. The kernel then closes the input, and also sends SIGCONT, since a fork of the
-trainer may keep the input open; after that, the supervisor removes the ``COUNT`` folders, too.
-It prints one line: "ended STATUS", or "failed ERRNO" if the program cannot be started.
+The supervisor kills all descendants when the command has exited, when it reads a byte from stdin,
+or when the trainer dies. In the last case, it also removes the ``COUNT`` folders. It notices the
+trainer's death because the kernel closes stdin and, in case a fork of the trainer keeps stdin open,
+also sends SIGCONT. It prints a single line: "ended STATUS", or "failed ERRNO" if the program cannot
+be started.
 
-The command may send signals to the supervisor, which can block all but two: SIGKILL, and SIGSTOP,
-from which SIGCONT wakes it. The trainer sends SIGCONT at the end, and the kernel sends it when the
-trainer dies.
+The command can send signals to the supervisor. The supervisor blocks all of them except for
+SIGKILL and SIGSTOP, which cannot be blocked. SIGCONT resumes a stopped supervisor. It is sent by
+the trainer at the end, and by the kernel when the trainer dies.
 
-The supervisor copies the command's outputs from pipes to the files ``OUT`` and ``ERR``
-(descriptors). It keeps only the end of each, so that long outputs do not fill the disk. To start
-fast, it imports nothing from evert.
+The supervisor copies the command's outputs from pipes to the files ``OUT`` and ``ERR`` (file
+descriptors). Only the end of each output is kept, so that long outputs do not fill the disk. To
+keep startup fast, it does not import evert.
 """
 
 import ctypes
@@ -28,16 +29,16 @@ import sys
 from contextlib import suppress
 
 KEPT_OUTPUT = 2**20
-"""How many bytes of the end of each output are always kept; the file may hold twice as many."""
+"""How many bytes from the end of each output are kept. The file may contain up to twice as many."""
 
 CHUNK = 2**16
 PIPE_SIZE = 2**20
-"""Most bytes that a pipe holds."""
+"""Maximum capacity of a pipe, in bytes."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.0005, 0.1
-"""Seconds between two attempts to kill processes that do not end at once."""
+"""Seconds between attempts to kill processes that do not exit immediately."""
 
 LAST_WORD = 10.0
-"""Seconds to wait until the trainer writes to the lifeline, or the kernel closes it."""
+"""Seconds to wait for the trainer to write to the lifeline, or for the kernel to close it."""
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
@@ -48,7 +49,7 @@ LIFELINE, REPORTS = 0, 1
 
 
 class Tail:
-    """The end of an output, in a file of at most twice ``KEPT_OUTPUT`` bytes."""
+    """The end of an output, stored in a file of at most twice ``KEPT_OUTPUT`` bytes."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -57,12 +58,12 @@ class Tail:
         os.set_blocking(self.source, False)
 
     def pump(self) -> bool:
-        """Copy what can be read now to the file; return whether there was anything."""
+        """Copy available output to the file. Returns False if the pipe was empty or closed."""
         try:
             data = os.read(self.source, CHUNK)
         except BlockingIOError:
             return False
-        with suppress(OSError):  # a full disk does not stop the command
+        with suppress(OSError):  # keep the command running even if the disk is full
             self._add(data)
         return bool(data)
 
@@ -76,15 +77,15 @@ class Tail:
 
 
 def main() -> None:
-    """Run the command that the arguments name, then end every process that it started."""
+    """Run the command in the arguments, then stop all processes that it started."""
     trainer = os.getppid()
     out, err, keeps_lc_ctype, count, *arguments = sys.argv[1:]
     folders, command = arguments[: int(count)], arguments[int(count) :]
     if keeps_lc_ctype != "True":
-        os.environ.pop("LC_CTYPE", None)  # Python set it, as no locale was set
+        os.environ.pop("LC_CTYPE", None)  # Python sets it if there is no locale
     _on_linux(PR_SET_CHILD_SUBREAPER, 1)
     _on_linux(PR_SET_PDEATHSIG, signal.SIGCONT)
-    _on_linux(PR_SET_DUMPABLE, 0)  # only root may read its memory, or trace it
+    _on_linux(PR_SET_DUMPABLE, 0)  # only root may trace this process or read its memory
     _leave_keys()
     alarm = _alarm()
     for file in (int(out), int(err)):
@@ -101,7 +102,7 @@ def main() -> None:
         _watch(pid, tails, alarm, trainer)
     finally:
         _end_all(pid)
-    for tail in tails:  # the rest of the pipe; bounded, since another process may go on writing
+    for tail in tails:  # drain the pipes; bounded, because other processes may keep writing
         for _ in range(PIPE_SIZE // CHUNK):
             tail.pump()
     os.close(REPORTS)
@@ -111,9 +112,9 @@ def main() -> None:
 
 
 def _is_abandoned() -> bool:
-    """Return whether the lifeline was closed without a byte, as it is when the trainer dies."""
+    """Return whether the lifeline was closed without a byte, which means the trainer died."""
     if not select.select([LIFELINE], [], [], LAST_WORD)[0]:
-        return False  # a fork of the trainer keeps it open
+        return False  # kept open by a fork of the trainer
     return os.read(LIFELINE, 1) == b""
 
 
@@ -123,13 +124,13 @@ def _on_linux(option: int, value: int) -> None:
 
 
 def _leave_keys() -> None:
-    """Join a new session keyring, since Kerberos and others keep keys in the trainer's."""
+    """Join a new session keyring, because the trainer's may contain keys (such as Kerberos')."""
     if sys.platform == "linux" and (number := KEYCTL.get(os.uname().machine)):
         ctypes.CDLL(None).syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
 
 
 def _alarm() -> int:
-    """Return a descriptor that becomes readable when one of the ``HANDLED`` signals comes."""
+    """Return a file descriptor that becomes readable on any of the ``HANDLED`` signals."""
     alarm, entrance = os.pipe()
     os.set_blocking(alarm, False)
     os.set_blocking(entrance, False)
@@ -152,7 +153,7 @@ def _start(command: list[str], tails: list[Tail]) -> int:
         finally:
             os._exit(127)
     os.close(entrance)
-    if number := os.read(failure, 16):  # empty after a successful exec, which closes the pipe
+    if number := os.read(failure, 16):  # a successful exec closes the pipe, so this is empty
         raise OSError(int(number), "")
     os.close(failure)
     return pid
@@ -166,7 +167,7 @@ def _become(command: list[str], tails: list[Tail], supervisor: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, tail in enumerate(tails, start=1):
         os.dup2(tail.entrance, number)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python
         signal.signal(ignored, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.execvp(command[0], command)
@@ -192,7 +193,7 @@ def _watch(pid: int, tails: list[Tail], alarm: int, trainer: int) -> None:
 
 
 def _reap(pid: int) -> int | None:
-    """Reap children that have ended; return the command's exit status if it is among them."""
+    """Reap children that have exited. Returns the status of the command if it is one of them."""
     while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
         if ended[0] == pid:
             return os.waitstatus_to_exitcode(ended[1])
@@ -200,7 +201,7 @@ def _reap(pid: int) -> int | None:
 
 
 def _report(line: str) -> None:
-    with suppress(OSError):  # the trainer is gone
+    with suppress(OSError):  # the trainer has exited
         os.write(REPORTS, f"{line}\n".encode())
 
 
@@ -208,14 +209,15 @@ def _report(line: str) -> None:
 
 
 def _end_all(pid: int) -> None:
-    """Kill and reap children until no child is left, and so no descendant.
+    """Kill and reap children until there are no children and hence no descendants left.
 
-    A process group is killed in one call, so that no fork of a member escapes. A descendant in
-    another group loses its parent and becomes a child, which the next round kills.
+    A process group is killed in a single call, so that processes cannot escape by forking. A
+    descendant in a different group loses its parent and becomes our child, which is killed in the
+    next iteration.
     """
-    with suppress(OSError):  # get scheduled before processes that fork endlessly; needs root
+    with suppress(OSError):  # get ahead of processes that fork endlessly; needs root
         os.setpriority(os.PRIO_PROCESS, 0, -20)
-    if sys.platform != "linux":  # grandchildren cannot be found there, but their group can
+    if sys.platform != "linux":  # we cannot find grandchildren, but we can kill their group
         with suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
     pause = FIRST_PAUSE
@@ -231,19 +233,19 @@ def _end_all(pid: int) -> None:
 
 
 def _kill(child: int) -> None:
-    """Kill a child and its group. The child's PID cannot be reused before it is reaped."""
-    with suppress(OSError):  # it is gone, or belongs to another user
+    """Kill a child and its group. The PID cannot be reused before the child is reaped."""
+    with suppress(OSError):  # it has exited, or belongs to a different user
         os.kill(child, signal.SIGKILL)
         if (group := os.getpgid(child)) != os.getpgrp():
             os.killpg(group, signal.SIGKILL)
 
 
 def _children() -> list[int]:
-    """Return the children that the system lists; some may have ended."""
+    """Return the children listed by the system, some of which may have exited."""
     me = os.getpid()
     with suppress(OSError), open(f"/proc/self/task/{me}/children") as file:
         return [*map(int, file.read().split())]
-    with suppress(OSError):  # a kernel without that file
+    with suppress(OSError):  # for kernels that do not provide that file
         return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == me]
     return []
 
@@ -255,7 +257,7 @@ def _parent(process: str) -> int:
 
 
 def remove(folder: str) -> str:
-    """Remove a folder of any depth and permissions; return why it is still there, or ""."""
+    """Remove a folder with any depth and permissions. Returns why this failed, or ""."""
     import subprocess
 
     parent, name = os.path.split(folder)

@@ -1,7 +1,8 @@
-"""The environment variables of an episode's commands: evert's, and a few of the trainer's.
+"""The environment variables passed to commands: evert's, and a few of the trainer's.
 
-``harmless`` selects those that say where programs are, how text is encoded and which certificates
-to trust. A command gets no others, since any variable may hold a key; ``env=`` adds what it needs.
+``harmless`` selects variables that specify where programs are, how text is encoded and which
+certificates to trust. No other variables are passed on, because any of them might contain a key.
+Use ``env=`` to add what a command needs.
 """
 
 import os
@@ -21,7 +22,7 @@ VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYENV_VERSION NODE_PATH NVM_DIR JAVA_
 PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONIOENCODING PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 CUDA_VISIBLE_DEVICES OMP_NUM_THREADS
 """
-"""The trainer's variables that a command gets, besides ``LC_*`` and proxies without a login."""
+"""The trainer's variables that are passed on, in addition to ``LC_*`` and proxies without login."""
 
 PROGRAMS = {
     "PYTHONUSERBASE": site.getuserbase(),
@@ -31,13 +32,14 @@ PROGRAMS = {
     "MISE_DATA_DIR": "~/.local/share/mise",
     "VOLTA_HOME": "~/.volta",
 }
-"""Variables of programs that search the home, and default folders; set if the folder exists."""
+"""Variables (with default folders) for programs that would otherwise search the home folder. They
+are set if the folder exists."""
 
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY"})
 
 
 def harmless(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the trainer's variables that hold no secret, and those of ``PROGRAMS``."""
+    """Return the trainer's variables that contain no secrets, and those in ``PROGRAMS``."""
     environment = {name: value for name, value in variables.items() if _is_harmless(name, value)}
     for name, usual in PROGRAMS.items():
         folder = Path(variables.get(name) or usual).expanduser()
@@ -53,7 +55,7 @@ def _is_harmless(name: str, value: str) -> bool:
 
 
 def addresses(address: Address, model: str, host: str) -> dict[str, str]:
-    """Return the environment variables that make common SDKs and programs call the policy."""
+    """Return environment variables that make common SDKs and programs call the policy."""
     return {
         "OPENAI_BASE_URL": address.base_url,
         "OPENAI_API_KEY": address.api_key,
@@ -65,7 +67,7 @@ def addresses(address: Address, model: str, host: str) -> dict[str, str]:
         "GOOGLE_API_KEY": address.api_key,  # takes precedence over GEMINI_API_KEY
         "GEMINI_MODEL": model,
         "EVERT_MODEL": model,
-        # a proxy cannot reach an address of this machine
+        # proxies cannot reach addresses on this machine
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), host])),
         "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), host])),
     }

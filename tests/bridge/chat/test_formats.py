@@ -1,4 +1,4 @@
-"""Reply formats: the instruction in the prompt, the check of the reply, and the retries."""
+"""Reply formats: instructions in the prompt, checking replies, and retries."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ def fitting(schema: Any) -> ReplyFormat:
     return ReplyFormat(json.dumps(schema))
 
 
-def test_the_instruction_states_the_format_and_the_correction_the_problem() -> None:
+def test_instructions_state_the_format_and_corrections_state_the_problem() -> None:
     instruction = OBJECT.instruction()
     assert instruction == "Answer with one JSON object and nothing else."
     assert fitting({"type": "string"}).instruction() == (
@@ -77,7 +77,7 @@ PROBLEMS: list[tuple[ReplyFormat, Reply, str | None]] = [
 ]
 
 
-def test_a_problem_names_the_mismatch_and_its_place_in_the_json() -> None:
+def test_a_problem_describes_the_mismatch_and_its_location_in_the_json() -> None:
     for form, answer, expected in PROBLEMS:
         problem = form.problem(answer)
         beginning = None if problem is None or expected is None else problem[: len(expected)]
@@ -95,7 +95,7 @@ def test_a_code_fence_around_the_json_is_removed() -> None:
         ("``````", "``````"),
     ):
         assert fitting(SCHEMA).cleaned(reply(text)).text == cleaned
-    for filling in ("\n", " ", "\n \n", "`", "```\n"):  # looked at once, however long it is
+    for filling in ("\n", " ", "\n \n", "`", "```\n"):  # must take linear time
         assert fitting(SCHEMA).cleaned(reply("```json\n" + filling * 50_000 + "x"))
     fenced = reply("```\n1\n```")
     assert ADD.cleaned(fenced) is fenced
@@ -112,7 +112,7 @@ NAMED = {**REQUIRED, "tool_choice": {"type": "function", "function": {"name": "l
 async def ask_once(
     fields: dict[str, Any], *replies: str, **options: Any
 ) -> tuple[Trajectory, Any, list[str]]:
-    """Return the trajectory of one call, the message that the agent got, and the prompts."""
+    """Play one call and return the trajectory, the message the agent received, and the prompts."""
     messages: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
@@ -139,7 +139,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("fields", "bad", "good"), CASES.values(), ids=CASES)
-async def test_a_reply_in_the_wrong_format_is_retried_up_to_the_limit_in_its_lineage(
+async def test_a_reply_in_the_wrong_format_is_retried_in_the_same_lineage_up_to_the_limit(
     fields: dict[str, Any], bad: str, good: str
 ) -> None:
     trajectory, message, _ = await ask_once(fields, good)
@@ -178,7 +178,7 @@ async def test_a_truncated_reply_is_delivered_without_a_retry() -> None:
 async def conversation(
     *formats: dict[str, Any], replies: tuple[str, ...] = ()
 ) -> tuple[Trajectory, list[str]]:
-    """Play one conversation in which each turn asks for a format and gets one of the replies."""
+    """Play a conversation that requests one of the formats in each turn."""
 
     async def agent(client: AgentClient) -> float:
         messages: list[Any] = [user("Hi")]
@@ -195,13 +195,13 @@ async def conversation(
     return trajectory, script.prompts
 
 
-async def test_the_agent_gets_json_without_its_fence_and_may_send_it_back() -> None:
+async def test_the_agent_gets_json_without_the_code_fence_and_can_send_it_back() -> None:
     fenced = '```json\n{"x": 1}\n```'
     _, prompts = await conversation(JSON_OBJECT, JSON_OBJECT, replies=(fenced, '{"x": 1}'))
     assert "```json" in prompts[1]
 
 
-async def test_an_unchanged_format_is_instructed_once_at_the_end_of_the_prompt() -> None:
+async def test_the_instruction_is_added_to_the_end_of_the_prompt_once_per_format_change() -> None:
     instruction = OBJECT.instruction()
     _, prompts = await conversation(JSON_OBJECT, JSON_OBJECT, JSON_OBJECT)
     assert [prompt.count(instruction) for prompt in prompts] == [1, 1, 1]

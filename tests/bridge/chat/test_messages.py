@@ -1,8 +1,8 @@
-"""Messages that agents send, and replies that they get.
+"""Messages sent by agents, and the replies they receive.
 
-A message is read alike from a dict and from an SDK object. A malformed message is a 400 whose
-``param`` and text name the place. A reply is recognised in every form in which agents send it back,
-and in no other. Fields are tested in ``clients/dialects/test_contract.py``.
+Dicts and SDK objects are read the same way. A malformed message gets a 400 whose ``param`` and text
+point to the error. A reply is recognised in every form in which agents send it back, but only if
+its content is unchanged. ``clients/dialects/test_contract.py`` tests the request fields.
 """
 
 import json
@@ -35,7 +35,7 @@ HM, SO = {"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "So."
 HELLO, AND = {"type": "text", "text": "Hello."}, {"type": "text", "text": "And?"}
 IMAGE = {"type": "image_url", "image_url": {"url": DATA}}
 DEEP = "[" * 5000
-"""Nesting that Python cannot follow."""
+"""Nested too deeply for Python to parse."""
 
 
 def read(message: object, **tool_names: str) -> Message:
@@ -69,7 +69,7 @@ def sdk_message(reply: Reply) -> ChatCompletionMessage:
     return completion(reply, id="chatcmpl-evert-0", model="policy").choices[0].message
 
 
-# -- what is read ----------------------------------------------------------------------------------
+# -- reading messages ------------------------------------------------------------------------------
 
 RESULT = message("tool", "2", tool_call_id="call-1")
 SPACED = {"function": {"name": "add", "arguments": '{ "x":1 }'}}
@@ -122,7 +122,7 @@ def test_text_is_kept_exactly(text: str, role: str) -> None:
         assert read(message(role, content))["content"] == text
 
 
-def test_a_tool_result_without_a_name_gets_the_name_of_its_call() -> None:
+def test_a_tool_result_without_a_name_takes_it_from_its_call() -> None:
     assert read(RESULT, call_1="add") == {**RESULT, "name": "add"}
     assert read(RESULT, call_2="add") == RESULT
     assert read({**RESULT, "name": "sum"}, call_1="add").get("name") == "sum"
@@ -194,7 +194,7 @@ REFUSED: list[tuple[object, str]] = [
 
 
 @pytest.mark.parametrize(("sent", "told"), REFUSED)
-def test_a_malformed_message_is_refused_and_its_place_named(sent: Any, told: Any) -> None:
+def test_the_error_for_a_malformed_message_names_its_location(sent: Any, told: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         read(sent)
     place = told.partition(" ")[0].removesuffix(".function.arguments")
@@ -216,7 +216,7 @@ NO_SCHEMAS: list[Any] = ["object", [1], *({"type": t} for t in ("string", "array
 NO_JSON: list[Any] = [{"x": int}, {"x": {"enum": {1, 2}}}, {(1, 2): {}}, CIRCULAR]
 
 
-def test_a_malformed_tool_is_refused_and_its_place_named() -> None:
+def test_the_error_for_a_malformed_tool_names_its_location() -> None:
     refused: list[tuple[Any, str, str]] = [
         *((value, TOOL_FORM.format(value), "") for value in NO_TOOLS),
         *(
@@ -226,7 +226,7 @@ def test_a_malformed_tool_is_refused_and_its_place_named() -> None:
         *(
             (
                 tool("add", parameters={"properties": no}),
-                "cannot be written as JSON: ",
+                "cannot be serialized to JSON: ",
                 ".function.parameters",
             )
             for no in NO_JSON
@@ -255,7 +255,7 @@ def test_a_reply_is_split_into_text_reasoning_and_calls() -> None:
         assert reply_of("Hi", tool_calls=tool_calls, truncated=True).finish_reason == "length"
 
 
-def test_calls_without_an_id_get_one_but_the_parsed_message_is_unchanged() -> None:
+def test_calls_without_an_id_get_one_but_the_parsed_message_is_not_changed() -> None:
     reply = reply_of("", tool_calls=[tool_call(None), tool_call("own"), tool_call(None)])
     ids = [call.id for call in reply.tool_calls]
     assert ids == [call_id("call-7-0"), "own", call_id("call-7-2")]
@@ -269,14 +269,14 @@ def test_an_unparsed_call_appears_once_in_the_text() -> None:
         assert (reply.text, reply.unparsed) == ("Hi.<tool_call>{</tool_call>", (lost,))
 
 
-# -- sent back -------------------------------------------------------------------------------------
+# -- recognising replies that agents send back -----------------------------------------------------
 
 TEXT, EMPTY, THOUGHT = reply_of("Hello."), reply_of(""), reply_of([HM, SO])
 CALLS = reply_of("", tool_calls=[tool_call("a", '{"x": 1, "y": [2]}'), tool_call("b")])
 EVERYTHING = reply_of([HM, SO], tool_calls=[tool_call("a")])
 
 
-def test_a_reply_is_recognised_in_the_sdks_forms_and_without_its_reasoning() -> None:
+def test_a_reply_is_recognised_in_all_sdk_forms_and_without_its_reasoning() -> None:
     for reply in (TEXT, EMPTY, CALLS, THOUGHT, EVERYTHING):
         sdks = sdk_message(reply)
         fields = sdks.model_dump()
@@ -343,7 +343,9 @@ def test_a_reply_is_recognised_if_and_only_if_its_content_is_equal() -> None:
 
 
 @given(st.text(), st.text())
-def test_a_text_is_recognised_whatever_white_space_surrounds_it(text: str, other: str) -> None:
+def test_surrounding_whitespace_does_not_matter_when_recognising_text(
+    text: str, other: str
+) -> None:
     reply = reply_of(text)
     assert is_sent_back(reply, turn(text))
     assert is_sent_back(reply, turn(f"\n {text.strip()} "))
@@ -356,7 +358,7 @@ def test_a_text_is_recognised_whatever_white_space_surrounds_it(text: str, other
 POLICY = FieldPolicy(honoured=frozenset(), ignored=frozenset(), refused={})
 
 
-def test_unknown_fields_over_the_wire_pass_with_one_warning_per_name_and_few_in_all(
+def test_unknown_fields_over_http_are_ignored_with_a_limited_number_of_warnings(
     caplog: Logs, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
@@ -367,15 +369,15 @@ def test_unknown_fields_over_the_wire_pass_with_one_warning_per_name_and_few_in_
             POLICY.check({f"made_up_{number}{'x' * 1_000}": 1}, strict=False)
 
     assert caplog.messages[:2] == [
-        f"An agent sends the field {name!r}, which evert does not know: it is ignored."
+        f"An agent sent the unknown field {name!r}; it will be ignored."
         for name in ("brand_new", "other")
     ]
     assert len(caplog.messages) == MOST_WARNED
-    assert caplog.messages[-1].endswith("it is ignored. Further names are not reported.")
+    assert caplog.messages[-1].endswith("it will be ignored. No more names will be reported.")
     assert max(map(len, caplog.messages)) < 250
 
 
-def test_a_400_is_the_sdks_own_error_with_status_body_and_request() -> None:
+def test_a_400_is_the_sdks_error_class_with_status_body_and_request() -> None:
     error = bad_request("No.", param="messages[0]", code="some_code")
 
     assert type(error) is openai.BadRequestError
@@ -384,13 +386,13 @@ def test_a_400_is_the_sdks_own_error_with_status_body_and_request() -> None:
     assert facts == ("messages[0]", "some_code", "invalid_request_error")
     assert error.response.status_code == 400
     assert error.request.url.path == "/v1/chat/completions"
-    assert error.request.url.host.endswith(".invalid")  # no address that could ever be reached
+    assert error.request.url.host.endswith(".invalid")  # a reserved domain that never resolves
     library = openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]
     assert type(error.response).__module__.partition(".")[0] == library
     assert (bad_request("No.").param, bad_request("No.").code) == (None, None)
 
 
-def test_a_prompt_that_is_too_long_gets_the_error_on_which_agents_compact() -> None:
+def test_a_prompt_that_is_too_long_gets_the_error_that_makes_agents_compact() -> None:
     error = context_length_exceeded(5000, 4096)
 
     assert (error.code, error.param) == ("context_length_exceeded", "messages")
@@ -402,9 +404,9 @@ def test_a_prompt_that_is_too_long_gets_the_error_on_which_agents_compact() -> N
 
 
 @as_agent()
-async def test_the_native_handle_refuses_unknown_fields_and_streams(client: Any) -> None:
+async def test_the_native_client_rejects_unknown_fields_and_streaming(client: Any) -> None:
     rows: list[tuple[str, Any, str]] = [
-        ("temprature", 1, "Unknown field 'temprature'. The fields that evert knows are listed"),
+        ("temprature", 1, "Unknown field 'temprature'. See docs/requests.md for the fields"),
         ("stream", True, "use client.openai"),
         ("n", [*range(1000)], "is not supported"),
     ]

@@ -1,4 +1,4 @@
-"""Replies are checked against an agent's JSON schema in a short time, even hostile ones."""
+"""Checking a reply against a JSON schema is fast, even if the schema or reply is hostile."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ PATTERNS = [
     (r"^\d$", "5", "\u0665"),
     ("^a$", "a", "a\n"),
     ("^.$", "🐕", "🐕🐕"),
-    # A backtracking engine takes ages on these.
+    # A backtracking regex engine would need exponential time for these.
     (r"^([a-z]+)+$", "a" * 40, "a" * 40 + "!"),
     (r"(.*a){20}$", "a" * 5000, "a" * 5000 + "!"),
     (r"(x+x+)+y", "x" * 20000 + "y", "x" * 20000),
@@ -41,7 +41,9 @@ PATTERNS = [
 
 
 @pytest.mark.parametrize(("pattern", "good", "bad"), PATTERNS)
-def test_a_pattern_matches_anywhere_in_texts_and_names(pattern: Any, good: Any, bad: Any) -> None:
+def test_a_pattern_matches_anywhere_in_strings_and_property_names(
+    pattern: Any, good: Any, bad: Any
+) -> None:
     assert (fits({"pattern": pattern}, good), fits({"pattern": pattern}, bad)) == (True, False)
     assert fits({"pattern": pattern}, 5)
     closed = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
@@ -50,7 +52,7 @@ def test_a_pattern_matches_anywhere_in_texts_and_names(pattern: Any, good: Any, 
     assert not fits(closed, {bad: 1}), pattern
 
 
-def test_an_error_names_its_place_and_says_when_no_alternative_fits() -> None:
+def test_an_error_names_its_location_and_reports_when_no_alternative_matches() -> None:
     people = {"items": {"properties": {"age": {"type": "integer"}}}}
     either = {"anyOf": [{"type": "integer"}, {"minimum": 3}], "allOf": [{"not": {"const": 9}}]}
     within = {"properties": {"x": either}}
@@ -67,17 +69,17 @@ def test_an_error_names_its_place_and_says_when_no_alternative_fits() -> None:
         ),
         ({"uniqueItems": True}, [1, True, "1", [1], 1.0], "$: [1,true,"),
         ({"properties": {"anyOf": {"type": "string"}}}, {"anyOf": 5}, "$.anyOf: 5 is not of type"),
-        # Errors about alternatives name the properties that each alternative allows.
+        # Properties allowed by one of the alternatives are not reported.
         (
             {"anyOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False},
             {"a": 1, "b": 2},
             "$: Unevaluated properties are not allowed ('b' was unexpected)",
         ),
-        # A reference into an alternative has no place.
+        # No location is reported for a reference into an alternative.
         ({**within, "items": {"$ref": "#/properties/x/anyOf/0"}}, [5.5], "$: it is not valid"),
         ({"allOf": [{"$ref": "#"}]}, 5, None),
         ({"type": "string"}, nested(20, 5), "$: it is not valid"),
-        # What a value has to be is no schema, and is told as it is.
+        # Values in "const" and "enum" are not schemas, so they are reported verbatim.
         ({"const": {"anyOf": ["a"]}}, 5, '$: {"anyOf":["a"]} was expected'),
         ({"enum": [{"anyOf": ["a"], "allOf": 5}]}, 5, '$: 5 is not one of {"allOf":5,'),
         ({"dependentRequired": {"anyOf": ["a"]}}, {"anyOf": 5}, '$: "a" is a required property'),
@@ -100,12 +102,12 @@ HOSTILE: list[tuple[Any, Any]] = [
 ]
 
 
-def test_a_check_that_would_take_too_long_ends_with_an_error() -> None:
+def test_a_check_that_would_take_too_long_fails_with_an_error() -> None:
     for schema, value in HOSTILE:
         assert not fits(schema, value)
 
 
-def test_a_very_long_reply_is_checked_to_be_json_but_not_against_the_schema() -> None:
+def test_a_very_long_reply_must_be_json_but_is_not_checked_against_the_schema() -> None:
     def problem(text: str) -> str | None:
         parsed: Any = {"role": "assistant", "content": text}
         reply = Reply(parsed, text, None, (), (), "stop", 3, 4)
@@ -140,7 +142,7 @@ def test_a_schema_that_cannot_be_checked_accepts_any_reply_and_warns_once(caplog
                 assert fits(schema, "a"), schema
                 assert fits(schema, "b"), schema
             [message] = caplog.messages
-            assert "A JSON schema cannot be checked, so every reply fits it" in message
+            assert "Cannot validate with this JSON schema, so all replies are accepted" in message
             assert reason in message
             if schema != {"type": "no such type"}:
                 check_schema(json.dumps(schema))
@@ -148,7 +150,7 @@ def test_a_schema_that_cannot_be_checked_accepts_any_reply_and_warns_once(caplog
             listening.accept()
 
 
-def test_an_invalid_schema_is_refused() -> None:
+def test_an_invalid_schema_is_rejected() -> None:
     for schema in (
         {"type": "no such type"},
         {"pattern": "("},

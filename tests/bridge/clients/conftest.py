@@ -1,4 +1,4 @@
-"""Replies of a policy, for the tests of every SDK."""
+"""Policy replies and assertions shared by the SDK tests."""
 
 import pytest
 import tinker_cookbook.renderers as cookbook
@@ -33,11 +33,11 @@ def renderer(request: pytest.FixtureRequest) -> cookbook.Renderer | None:
 
 ODD = calling("look", q="ü\n\"'\\ 🐕", x=[1, {"y": None}], z=1.50)
 CONVERSATION = [LONG, ONE_CALL, ONE_CALL, "Well.", ODD, "", calling("look"), "  Bye.\n"]
-"""What a policy says, turn by turn, that a conversation has to keep to the token."""
+"""Replies of the policy in each turn. The conversation must preserve their exact tokens."""
 
 
 def assert_one_lineage(trajectory: Trajectory, *, drift: str | None = None) -> None:
-    """Assert that the trajectory is one datum of exactly the sampled tokens."""
+    """Assert that the trajectory becomes a single datum with exactly the sampled tokens."""
     assert {t.logs["drift"] for t in trajectory.transitions if "drift" in t.logs} <= {drift}
     assert trajectory.transitions[-1].metrics["lineages"] == 1
     assert_extends(trajectory)

@@ -1,4 +1,4 @@
-"""Calls and conversations with Google's SDK, in each way that its users write them."""
+"""Calls and conversations with Google's SDK, written in all the usual styles."""
 
 import typing
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def parts_of(response: types.GenerateContentResponse) -> list[types.Part]:
 
 
 def assert_genai_typed(response: types.GenerateContentResponse) -> None:
-    """Assert that a response and all of its parts have only fields that their classes declare."""
+    """Assert that a response and its parts only have fields declared by their classes."""
     assert type(response) is types.GenerateContentResponse
     assert response.sdk_http_response is not None
     assert not response.model_extra
@@ -59,7 +59,7 @@ def assert_genai_typed(response: types.GenerateContentResponse) -> None:
 
 
 def said_by(responses: Sequence[Any]) -> tuple[str, str, list[Any]]:
-    """Return the text, the thoughts and the calls (without ids, which differ between answers)."""
+    """Return text, thoughts and calls. Call ids are left out because they always differ."""
     parts = [part for response in responses for part in parts_of(response)]
     texts = [part.text or "" for part in parts if not part.thought]
     thoughts = [part.text or "" for part in parts if part.thought]
@@ -68,7 +68,7 @@ def said_by(responses: Sequence[Any]) -> tuple[str, str, list[Any]]:
 
 
 def _results(chunks: Sequence[Any], number: int, *, has_ids: bool = True) -> list[Any]:
-    """Return the parts of the next user message: tool results, or a text if nothing was called."""
+    """Return the parts of the next user message: tool results, or text if no tool was called."""
     calls = [call for chunk in chunks for call in chunk.function_calls or ()]
     for call in calls:
         call.id = call.id if has_ids else None
@@ -83,7 +83,7 @@ def _results(chunks: Sequence[Any], number: int, *, has_ids: bool = True) -> lis
 async def conversation(
     client: AgentClient, rounds: int, *, stream: bool, has_ids: bool = True
 ) -> None:
-    """Converse, appending each answer's content, or the content of each chunk of a stream."""
+    """Hold a conversation, appending the content of each answer or of each streamed chunk."""
     contents: list[Any] = [types.UserContent("Hello?")]
     for number in range(rounds):
         ask = genai_events if stream else genai_whole
@@ -94,7 +94,7 @@ async def conversation(
 
 
 async def chat(client: AgentClient, rounds: int, *, stream: bool) -> None:
-    """Converse with the SDK's own chat, which keeps the history."""
+    """Hold a conversation through the SDK's chat object, which keeps the history."""
     chat = client.genai.aio.chats.create(model=client.model, config=typing.cast("Any", {**CONFIG}))
     message: Any = "Hello?"
     for number in range(rounds):
@@ -108,5 +108,5 @@ async def chat(client: AgentClient, rounds: int, *, stream: bool) -> None:
 CONVERSATIONS: dict[str, Any] = {
     "genai": conversation,
     "genai's chat": chat,
-    "ids dropped": partial(conversation, has_ids=False),  # as LiteLLM does
+    "ids dropped": partial(conversation, has_ids=False),  # LiteLLM drops them
 }

@@ -1,5 +1,5 @@
-"""One call by each SDK, blocking and async, whole and streamed: each takes a question and returns
-the answer's text. ``options`` go to the SDK's client."""
+"""One function per SDK and calling style (blocking or async, streamed or not). Each takes a
+question and returns the text of the answer. ``options`` are passed to the SDK's client."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -89,7 +89,7 @@ def streamed_genai(text: str, model: str = MODEL) -> str:
 
 
 class Lm15:
-    """lm15's router, the HTTP client below DSPy's engine, in one of its dialects."""
+    """The lm15 router (the HTTP client used by DSPy's engine) with one of its API dialects."""
 
     def __init__(self, dialect: str) -> None:
         self.dialect = dialect
@@ -156,4 +156,4 @@ REFUSALS = (
     genai.errors.ClientError,
     lm15.InvalidRequestError,
 )
-"""What each of them raises for a 400."""
+"""The exceptions these SDKs raise for a 400."""

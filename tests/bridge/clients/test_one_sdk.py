@@ -1,4 +1,4 @@
-"""What only one SDK has. What all SDKs share is in ``test_sdks.py``."""
+"""Features specific to one SDK. ``test_sdks.py`` tests what they have in common."""
 
 import asyncio
 import contextvars
@@ -40,7 +40,9 @@ def tokens_of(response: types.GenerateContentResponse) -> list[tuple[Any, Any]]:
 
 
 @as_agent(LONG, LONG)
-async def test_googles_log_probabilities_are_of_the_sampled_tokens(client: AgentClient) -> None:
+async def test_googles_log_probabilities_are_those_of_the_sampled_tokens(
+    client: AgentClient,
+) -> None:
     tokens = tokens_of(await genai_whole(client, response_logprobs=True))
     *earlier, last = await genai_events(client, response_logprobs=True)
     assert tokens[-1] == ("<|im_end|>", -1.0)
@@ -49,7 +51,7 @@ async def test_googles_log_probabilities_are_of_the_sampled_tokens(client: Agent
     assert not any(map(tokens_of, earlier))
 
 
-async def test_anthropics_tool_runner_continues_without_its_thread() -> None:
+async def test_anthropics_async_tool_runner_works() -> None:
     @anthropic.beta_async_tool
     async def add(x: int) -> str:
         """Add one."""
@@ -98,7 +100,7 @@ async def test_googles_sdk_calls_functions_automatically() -> None:
     assert '{"result": 2}' in base_tokenizer().decode(trajectory.transitions[1].ob.to_ints())
 
 
-async def test_googles_response_schema_gives_the_agents_own_class() -> None:
+async def test_googles_response_schema_returns_the_agents_class() -> None:
     rows: list[tuple[dict[str, Any], str, Any]] = [
         ({"response_schema": Sum}, '{"x": 1, "of": [2]}', Sum(x=1, of=[2])),
         ({"response_schema": list[Sum]}, '```json\n[{"x": 1}]\n```', [Sum(x=1)]),
@@ -117,7 +119,7 @@ async def test_googles_response_schema_gives_the_agents_own_class() -> None:
     assert len(trajectory.transitions) == 5
 
 
-async def test_an_unknown_model_is_refused_with_a_list_of_models() -> None:
+async def test_the_error_for_an_unknown_model_lists_the_models() -> None:
     async def agent(client: AgentClient) -> float:
         models = client.genai.aio.models
         listed = [model.name async for model in await models.list()]
@@ -126,7 +128,7 @@ async def test_an_unknown_model_is_refused_with_a_list_of_models() -> None:
         with pytest.raises(errors.ClientError, match="There is no model 'gemini-2.5-fl") as caught:
             await models.get(model="gemini-2.5-flash")
         assert (caught.value.code, caught.value.status) == (404, "NOT_FOUND")
-        with pytest.raises(openai.NotFoundError, match="Models: org/policy, judge") as refusal:
+        with pytest.raises(openai.NotFoundError, match="models: org/policy, judge") as refusal:
             await client.openai.models.retrieve("gpt-5.2")
         assert refusal.value.code == "model_not_found"
         assert (await client.openai.models.retrieve("judge")).id == "judge"
@@ -140,7 +142,7 @@ async def test_an_unknown_model_is_refused_with_a_list_of_models() -> None:
     await play_without_a_call(agent, policy_names="org/policy", models={"judge": judge})
 
 
-async def test_client_genai_is_googles_own_client_and_leaves_no_task(monkeypatch: Patch) -> None:
+async def test_client_genai_is_googles_own_client_and_leaves_no_tasks(monkeypatch: Patch) -> None:
     monkeypatch.setenv("GOOGLE_GENAI_USE_VERTEXAI", "true")
     monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", "http://elsewhere.invalid")
     monkeypatch.setenv("HTTPS_PROXY", "http://elsewhere.invalid")
@@ -159,7 +161,7 @@ async def test_client_genai_is_googles_own_client_and_leaves_no_task(monkeypatch
 
 
 @as_agent()
-async def test_a_missing_package_is_named_with_its_install_command(
+async def test_the_error_for_a_missing_package_has_the_install_command(
     client: AgentClient, monkeypatch: Patch
 ) -> None:
     monkeypatch.setitem(sys.modules, "google.genai", None)
@@ -167,8 +169,8 @@ async def test_a_missing_package_is_named_with_its_install_command(
         _ = client.genai
 
 
-async def test_a_router_over_the_clients_transport_needs_no_context() -> None:
-    """The thread starts before the agent, as in some frameworks."""
+async def test_a_router_with_the_clients_transport_needs_no_context_variables() -> None:
+    """As in some frameworks, the thread is started before the agent."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: None).result()
 
@@ -186,7 +188,7 @@ async def test_a_router_over_the_clients_transport_needs_no_context() -> None:
 
 @pytest.fixture
 def not_imported() -> Iterator[None]:
-    """Remove lm15 from the imported modules inside the block."""
+    """Make lm15 look as if it had not been imported yet."""
     names = [name for name in sys.modules if name.partition(".")[0] == "lm15"]
     modules = {name: sys.modules.pop(name) for name in names}
     yield
@@ -196,7 +198,7 @@ def not_imported() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("not_imported")
-async def test_evert_never_imports_lm15_but_an_agent_may() -> None:
+async def test_evert_never_imports_lm15_but_works_if_an_agent_does() -> None:
     async def agent() -> bool:
         assert "lm15" not in sys.modules
         fresh: Any = importlib.import_module("lm15")

@@ -1,5 +1,5 @@
-"""The real SDKs of OpenAI, Anthropic and Google, in process: they get what the real API would send.
-What only one SDK has is in ``test_one_sdk.py``."""
+"""The real OpenAI, Anthropic and Google SDKs, in process: they get what the real API would send.
+``test_one_sdk.py`` tests features specific to one SDK."""
 
 import asyncio
 import typing
@@ -48,7 +48,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         **function} for function in FUNCTIONS]},
     "anthropic": {"messages": HELLO, "tools": CLAUDES, "max_tokens": 500},
 }  # fmt: skip
-"""What is sent where nothing else is."""
+"""Default request fields."""
 
 ALL = (*FIELDS, "genai")
 FINAL = {"chat": "completion", "responses": "response", "anthropic": "message"}
@@ -57,11 +57,11 @@ EXTRA = {
     "ChoiceDelta": {"reasoning_content"},
     "ResponseFunctionCallArgumentsDoneEvent": {"name"},  # a field until openai 3
 }
-"""What is no field of the SDK's class, on purpose."""
+"""Extra fields that we add on purpose although the SDK's class does not declare them."""
 
 
 def assert_typed(value: Any) -> None:
-    """Assert that an SDK object holds only its class's fields, each of the declared type."""
+    """Assert that an SDK object only has fields declared by its class, with the declared types."""
     if isinstance(value, BaseModel):
         assert type(value).__module__.startswith(("openai.", "anthropic."))
         assert set(value.model_extra or ()) <= EXTRA.get(type(value).__name__, set()), value
@@ -76,25 +76,25 @@ def assert_typed(value: Any) -> None:
 
 
 def assert_named(value: BaseModel) -> None:
-    """Assert that an object's `type` field is one that its class allows."""
+    """Assert that an object's `type` is one of the literals its class allows."""
     kind = type(value).model_fields.get("type")
     if kind is not None and typing.get_origin(kind.annotation) is Literal:
         assert value.type in get_args(kind.annotation)  # type: ignore[attr-defined]
 
 
 def content(value: Any) -> Any:
-    """Return an answer's content, without the ids and times, which differ between answers."""
+    """Return an answer's content without ids and timestamps, which differ between answers."""
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_none=True, warnings=False)
     if isinstance(value, dict):
         names = value.keys() - {"id", "call_id", "created", "created_at", "completed_at", "parsed"}
-        names -= {"parsed_arguments", "parsed_output", "index"}  # which the helpers add
+        names -= {"parsed_arguments", "parsed_output", "index"}  # added by the SDK helpers
         return {name: content(value[name]) for name in names}
     return [content(item) for item in value] if isinstance(value, list) else value
 
 
 def usage_of(answer: Any) -> tuple[int, int]:
-    """Return the numbers of prompt and completion tokens, wherever the SDK has them."""
+    """Return the prompt and completion token counts, whatever the SDK calls them."""
     usage = getattr(answer, "usage", None) or answer.usage_metadata
     for names in (
         ("prompt_tokens", "completion_tokens", "total_tokens"),
@@ -108,7 +108,7 @@ def usage_of(answer: Any) -> tuple[int, int]:
     raise AssertionError(usage)
 
 
-# -- how each SDK asks ---------------------------------------------------------------------------
+# -- making calls with each SDK ------------------------------------------------------------------
 
 
 def calls_of(sdk: Any, api: str, kind: str = "") -> Any:
@@ -135,7 +135,7 @@ async def events(sdk: AgentClient, api: str, **fields: Any) -> list[Any]:
 
 
 async def joined(sdk: AgentClient, api: str, **fields: Any) -> Any:
-    """Return the events of a stream, assembled by the SDK's own helper."""
+    """Stream a call and return the final answer assembled by the SDK's own helper."""
     if api == "chat":
         fields["stream_options"] = {"include_usage": True}
     async with calls_of(sdk, api).stream(**fields_of(sdk, api, fields)) as stream:
@@ -152,7 +152,7 @@ def by(api: str, *asks: Way, **fields: Any) -> list[Way]:
 
 
 async def ask_by(reply: str, *ways: Way, **options: Any) -> tuple[list[Any], Any]:
-    """Ask in each way, with the same reply each time; return the answers and the trajectory."""
+    """Make a call in each of these ways, all with the same reply. Return answers and trajectory."""
     answers: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
@@ -166,7 +166,7 @@ async def ask_by(reply: str, *ways: Way, **options: Any) -> tuple[list[Any], Any
 
 
 @pytest.mark.parametrize("said", SAID.values(), ids=SAID)
-async def test_answers_have_the_sdks_types_and_a_stream_equals_the_whole_answer(
+async def test_answers_have_the_sdks_types_and_streams_give_the_same_content(
     renderer: cookbook.Renderer | None, said: str
 ) -> None:
     ways = [way for api in FIELDS for way in by(api, whole, events, joined)]
@@ -190,7 +190,7 @@ async def test_answers_have_the_sdks_types_and_a_stream_equals_the_whole_answer(
             assert usage_of(answer) == (transition.ob.length, len(transition.ac.tokens))
 
 
-async def test_a_truncated_reply_is_marked_in_an_answer_and_at_the_end_of_a_stream() -> None:
+async def test_a_truncated_reply_is_marked_as_truncated_streamed_or_not() -> None:
     cut = {"chat": "max_completion_tokens", "responses": "max_output_tokens"}
     cut |= {"anthropic": "max_tokens", "genai": "max_output_tokens"}
     ways = [way for api, cap in cut.items() for way in by(api, whole, events, **{cap: 5})]
@@ -205,7 +205,7 @@ async def test_a_truncated_reply_is_marked_in_an_answer_and_at_the_end_of_a_stre
     assert reasons == ["MAX_TOKENS"] * 2
 
 
-async def test_a_stream_ends_with_its_usage_only_on_request() -> None:
+async def test_a_stream_includes_usage_only_on_request() -> None:
     with_usage = by("chat", events, stream_options={"include_usage": True})
     (answer, plain, counted), _ = await ask_by(LONG, *by("chat", whole, events), *with_usage)
 
@@ -238,7 +238,7 @@ async def test_stream_events_come_in_each_apis_documented_order() -> None:
     assert deltas == {"thinking_delta", "signature_delta", "text_delta", "input_json_delta"}
 
 
-async def test_each_sdk_has_text_reasoning_and_calls_in_its_own_fields() -> None:
+async def test_text_reasoning_and_calls_are_in_each_sdks_own_fields() -> None:
     reply = f"{THOUGHT}So.\n{calling('add', x=1)}\n{calling('look', x=2)}"
     ways = [way for api in ALL for way in by(api, whole)]
     (chat, response, message, google), _ = await ask_by(reply, *ways)
@@ -260,7 +260,7 @@ async def test_each_sdk_has_text_reasoning_and_calls_in_its_own_fields() -> None
     assert [(call.name, call.args) for call in google.function_calls] == calls
 
 
-async def test_ids_are_never_used_twice() -> None:
+async def test_ids_are_unique() -> None:
     ways = [way for api in FIELDS for way in by(api, whole, whole, joined)]
     answers, _ = await ask_by(SAID["parallel calls"], *ways, *by("genai", whole, whole))
 
@@ -281,7 +281,7 @@ class Sum(BaseModel):
 FITS = '{"x": 7, "why": "so"}'
 
 
-async def test_parse_and_the_streaming_helpers_give_the_agents_own_class() -> None:
+async def test_parse_and_the_streaming_helpers_return_the_agents_class() -> None:
     asks: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "chat": ("response_format", lambda answer: answer.choices[0].message.parsed),
         "responses": ("text_format", lambda answer: answer.output_parsed),
@@ -302,7 +302,7 @@ async def test_parse_and_the_streaming_helpers_give_the_agents_own_class() -> No
     assert len(trajectory.transitions) == 6
 
 
-async def test_counting_tokens_gives_the_length_of_the_sampled_prompt() -> None:
+async def test_counting_tokens_matches_the_length_of_the_sampled_prompt() -> None:
     counted: list[int | None] = []
 
     async def agent(client: AgentClient) -> float:
@@ -318,13 +318,15 @@ async def test_counting_tokens_gives_the_length_of_the_sampled_prompt() -> None:
     assert counted == [transition.ob.length for transition in trajectory.transitions]
 
 
-# -- refusals ------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------
 
 TOO_LONG = RolloutLimits(max_trajectory_tokens=40)
 
 
 @pytest.mark.parametrize("ask", [whole, events], ids=["whole", "stream"])
-async def test_a_prompt_that_is_too_long_raises_the_error_on_which_agents_compact(ask: Way) -> None:
+async def test_a_prompt_that_is_too_long_raises_the_error_that_makes_agents_compact(
+    ask: Way,
+) -> None:
     caught: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
@@ -354,7 +356,7 @@ async def test_a_prompt_that_is_too_long_raises_the_error_on_which_agents_compac
 
 
 @pytest.mark.parametrize("api", ALL)
-async def test_an_unhandled_long_prompt_ends_with_a_context_overflow(api: Any) -> None:
+async def test_an_unhandled_long_prompt_error_ends_with_a_context_overflow(api: Any) -> None:
 
     async def agent(client: AgentClient, api: str = api) -> float:
         await whole(client, api)
@@ -366,14 +368,14 @@ async def test_an_unhandled_long_prompt_ends_with_a_context_overflow(api: Any) -
 
 
 @as_agent()
-async def test_a_refused_field_is_the_sdks_bad_request_error(client: AgentClient) -> None:
+async def test_a_refused_field_raises_the_sdks_bad_request_error(client: AgentClient) -> None:
     google_search = [types.Tool(google_search=types.GoogleSearch())]
     refused: list[tuple[str, type[Exception], dict[str, Any], str]] = [
         ("chat", openai.BadRequestError, {"n": 2}, "make another call"),
         ("responses", openai.BadRequestError, {"background": True}, "is not supported"),
         ("anthropic", anthropic.BadRequestError, {"container": "c"}, "is not supported"),
         ("genai", errors.ClientError, {"candidate_count": 2}, "make another call"),
-        ("genai", errors.ClientError, {"tools": google_search}, "Offer functions"),
+        ("genai", errors.ClientError, {"tools": google_search}, "Define functions"),
     ]
     for api, kind, fields, message in refused:
         for ask in (whole, events):
@@ -382,12 +384,12 @@ async def test_a_refused_field_is_the_sdks_bad_request_error(client: AgentClient
 
 
 @as_agent()
-async def test_an_unknown_path_is_the_sdks_not_found_error(client: AgentClient) -> None:
-    with pytest.raises(openai.NotFoundError, match="Nothing answers POST /v1/embeddings here"):
+async def test_an_unknown_path_raises_the_sdks_not_found_error(client: AgentClient) -> None:
+    with pytest.raises(openai.NotFoundError, match="Unknown endpoint: POST /v1/embeddings"):
         await client.openai.embeddings.create(model=client.model, input="Hi")
-    with pytest.raises(anthropic.NotFoundError, match="Nothing answers GET /v1/messages/batch"):
+    with pytest.raises(anthropic.NotFoundError, match="Unknown endpoint: GET /v1/messages/batch"):
         await client.anthropic.messages.batches.retrieve("b")
-    with pytest.raises(errors.ClientError, match="Nothing answers POST") as caught:
+    with pytest.raises(errors.ClientError, match="Unknown endpoint: POST") as caught:
         await client.genai.aio.models.embed_content(model=client.model, contents="Hi")
     assert (caught.value.code, caught.value.status) == (404, "NOT_FOUND")
 
@@ -401,7 +403,7 @@ async def test_the_clients_never_retry_or_time_out(client: AgentClient) -> None:
 
 
 def check_blocking(client: BlockingAgentClient | AgentClient) -> None:
-    """Assert that the blocking SDKs give equal answers, whole and assembled from streams."""
+    """Assert that the blocking SDKs give the same answers with and without streaming."""
     for api in FIELDS:
         calls = calls_of(client, api, "_sync")
         answer = calls.create(**fields_of(client, api, {}))
@@ -416,7 +418,7 @@ def check_blocking(client: BlockingAgentClient | AgentClient) -> None:
     assert said_by(chunks) == said_by([google])
 
 
-async def test_blocking_clients_work_in_a_plain_agent_and_in_a_thread() -> None:
+async def test_blocking_clients_work_in_a_sync_agent_and_in_a_thread() -> None:
     def agent(client: BlockingAgentClient) -> float:
         check_blocking(client)
         return 1.0
@@ -492,7 +494,7 @@ whole_and_stream = pytest.mark.parametrize("stream", [False, True], ids=["whole"
 async def converse(
     api: str, replies: list[str], *, stream: bool, drift: str | None = None, **options: Any
 ) -> None:
-    """Assert that a conversation of these replies is one lineage."""
+    """Assert that a conversation with these replies stays in a single lineage."""
 
     async def agent(client: AgentClient) -> float:
         await CONVERSATIONS[api](client, len(replies), stream=stream)
@@ -506,7 +508,7 @@ async def converse(
 @whole_and_stream
 @every_conversation
 async def test_a_conversation_is_one_lineage_of_sampled_tokens(api: str, stream: bool) -> None:
-    # An odd call does not fit its strict tool's schema; it is delivered, not asked for again.
+    # One tool call violates the schema of its strict tool, and is delivered without a retry.
     await converse(api, CONVERSATION, stream=stream, format_retries=0)
 
 
@@ -515,7 +517,7 @@ async def test_a_conversation_is_one_lineage_of_sampled_tokens(api: str, stream:
 async def test_thinking_kept_in_the_history_is_recognised_when_sent_back(
     make_renderer: MakeRenderer, api: str, stream: bool
 ) -> None:
-    # the prompt has opened the thinking
+    # no opening <think>, because it is part of the prompt
     thought, one, two = "Hm, let me think.\n</think>\n\n", _in_xml("add", 1), _in_xml("look", 2)
     texts = ["So be it.", one, f"{one}\n{two}", f"Let me see.\n\n{two}", "Bye."]
     replies = [f"{thought}{text}" for text in texts]
@@ -524,12 +526,12 @@ async def test_thinking_kept_in_the_history_is_recognised_when_sent_back(
 
 
 def _in_xml(name: str, x: int) -> str:
-    """Return a tool call as Qwen3.5 writes it."""
+    """Return a tool call in Qwen3.5's XML format."""
     parameter = f"<parameter=x>\n{x}\n</parameter>"
     return f"<tool_call>\n<function={name}>\n{parameter}\n</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize("said", [SAID["parallel calls"], SAID["text and call"]])
-async def test_calls_with_qwens_white_space_stay_in_one_lineage(said: Any) -> None:
+async def test_calls_with_qwens_whitespace_stay_in_one_lineage(said: Any) -> None:
     await converse("chat", [said, "Bye."], stream=False, drift="retokenised")
     await converse("ids dropped", [said, "Bye."], stream=True, drift="retokenised")

@@ -1,5 +1,5 @@
-"""Take-over of agents that build their own client and know nothing of evert: with every SDK, and
-wherever their code runs. All other requests go to their real address."""
+"""Take-over: agents that build their own SDK client, without knowing about evert, reach the policy.
+It works with every SDK and in threads and pools. All other requests go to their real address."""
 
 import asyncio
 import concurrent.futures
@@ -57,7 +57,7 @@ def messages(text: str) -> Any:
 
 
 def echo(prompt: str) -> str:
-    """Repeat the last user message, so that every reply shows which call it answers."""
+    """Repeat the last user message, so that each reply can be matched to its call."""
     return prompt.rpartition("user\n")[2].partition("<|im_end|>")[0]
 
 
@@ -72,10 +72,10 @@ def no_proxies(monkeypatch: Patch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-# -- wherever an agent's code runs ---------------------------------------------------------------
+# -- SDKs, threads and pools ---------------------------------------------------------------------
 
 
-async def test_agents_may_build_their_own_client_of_any_sdk() -> None:
+async def test_agents_can_build_their_own_client_with_any_sdk() -> None:
     texts: dict[str, str] = {}
 
     async def agent() -> float:
@@ -93,7 +93,7 @@ async def test_agents_may_build_their_own_client_of_any_sdk() -> None:
         texts.clear()
 
 
-async def test_a_client_asks_the_policy_whoever_made_it_and_whenever() -> None:
+async def test_clients_reach_the_policy_whenever_and_wherever_they_were_created() -> None:
     old = openai.AsyncOpenAI(api_key="x")
 
     async def agent(client: Any, task: str) -> bool:
@@ -108,7 +108,7 @@ async def test_a_client_asks_the_policy_whoever_made_it_and_whenever() -> None:
 
 Work = Callable[[], Any]
 Place = Callable[[Work], Awaitable[Any]]
-"""Where work is done, at once or later."""
+"""A function that runs work somewhere (such as in a thread), immediately or later."""
 
 
 def started_by(start: Callable[[Work], Any]) -> Place:
@@ -238,7 +238,7 @@ async def test_aiohttp_honours_raise_for_status() -> None:
                 assert (await session.post(URL, json=body, **options)).status == 400
 
 
-# -- many at once --------------------------------------------------------------------------------
+# -- concurrent episodes -------------------------------------------------------------------------
 
 
 async def test_many_concurrent_episodes_are_never_mixed_up() -> None:
@@ -264,7 +264,7 @@ async def test_many_concurrent_episodes_are_never_mixed_up() -> None:
     assert {len(trajectory.transitions) for trajectory in trajectories} == {5}
 
 
-def test_rollouts_on_several_loops_are_never_mixed_up() -> None:
+def test_rollouts_on_different_loops_are_never_mixed_up() -> None:
     def agent(task: str) -> bool:
         return blocking_openai(task) == task
 
@@ -273,7 +273,7 @@ def test_rollouts_on_several_loops_are_never_mixed_up() -> None:
         assert [reward(trajectory) for trajectory in trajectories] == [1.0] * 8
 
 
-async def test_an_agent_may_play_an_episode_of_another_agent() -> None:
+async def test_an_agent_can_play_an_episode_of_another_agent() -> None:
     async def inner() -> bool:
         return await async_openai("Inner.") == "Inner."
 
@@ -314,7 +314,7 @@ async def test_calls_to_other_models_are_not_taken_over(elsewhere: Elsewhere) ->
     assert path == "/v1/models/gemini-2.5-flash:generateContent"
 
 
-async def test_only_requests_that_are_really_sent_are_logged(
+async def test_only_requests_that_are_actually_sent_are_logged(
     elsewhere: Elsewhere, caplog: Logs
 ) -> None:
     async def agent() -> float:
@@ -356,10 +356,12 @@ async def test_requests_other_than_model_calls_are_not_taken_over(elsewhere: Els
 
 
 @pytest.mark.parametrize("path", ["/completions", "/responses/compact"])
-async def test_an_unserved_path_is_a_404_with_a_list(path: str, elsewhere: Elsewhere) -> None:
+async def test_an_unsupported_path_gets_a_404_that_lists_the_supported_ones(
+    path: str, elsewhere: Elsewhere
+) -> None:
     async def agent() -> float:
         client = openai.AsyncOpenAI(api_key="unused", base_url=elsewhere.url, max_retries=0)
-        with pytest.raises(openai.NotFoundError, match=f"POST .*{path} here. Available: POST /v1"):
+        with pytest.raises(openai.NotFoundError, match=f"POST .*{path}. Supported endpoints: POST"):
             await client.post(path, body={"model": MODEL}, cast_to=object)
         with pytest.raises(openai.NotFoundError):
             await client.post(path, body={"model": "another"}, cast_to=object)
@@ -372,13 +374,13 @@ async def test_an_unserved_path_is_a_404_with_a_list(path: str, elsewhere: Elsew
 
 
 @as_agent()
-def test_an_async_call_without_an_asyncio_loop_is_a_400(client: BlockingAgentClient) -> None:
+def test_an_async_call_without_an_asyncio_loop_gets_a_400(client: BlockingAgentClient) -> None:
     call = AgentClient(client._endpoint).chat.completions.create(messages=messages("Hi"))
-    with pytest.raises(openai.BadRequestError, match="evert answers only asyncio's"):
-        call.send(None)  # as trio would
+    with pytest.raises(openai.BadRequestError, match="evert only supports asyncio"):
+        call.send(None)  # run the coroutine without asyncio, like trio would
 
 
-async def test_calls_outside_of_agents_are_not_taken_over(elsewhere: Elsewhere) -> None:
+async def test_calls_outside_of_agents_are_not_intercepted(elsewhere: Elsewhere) -> None:
     inside, outside = asyncio.Event(), asyncio.Event()
 
     async def agent() -> float:
@@ -408,7 +410,7 @@ async def test_calls_in_a_fresh_context_are_not_taken_over(elsewhere: Elsewhere)
 
 
 @as_agent()
-async def test_large_uploads_beside_model_calls_are_not_read(elsewhere: Elsewhere) -> None:
+async def test_request_bodies_that_are_not_model_calls_are_not_read(elsewhere: Elsewhere) -> None:
     async def body() -> AsyncIterator[bytes]:
         for _ in range(3):
             yield b"x"
@@ -420,11 +422,11 @@ async def test_large_uploads_beside_model_calls_are_not_read(elsewhere: Elsewher
             request.content  # noqa: B018
 
 
-# -- what outlives its agent ---------------------------------------------------------------------
+# -- threads and calls that outlive their agent --------------------------------------------------
 
 
 @every_place
-async def test_a_call_after_its_agent_has_ended_is_refused_or_sent(
+async def test_a_call_after_its_agent_has_finished_is_rejected_or_sent_on(
     place: str, elsewhere: Elsewhere
 ) -> None:
     is_over = threading.Event()
@@ -453,10 +455,10 @@ async def test_a_call_after_its_agent_has_ended_is_refused_or_sent(
     assert elsewhere.asked == []
 
 
-async def test_a_shared_thread_serves_later_agents_and_frees_the_agent_that_started_it(
+async def test_a_shared_thread_serves_later_agents_without_keeping_the_first_alive(
     elsewhere: Elsewhere,
 ) -> None:
-    """The first agent starts a thread that works for all agents, such as an event bus."""
+    """The first agent starts a thread that serves all agents, such as an event bus."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     gone: list[weakref.ref[Any]] = []
 
@@ -489,7 +491,7 @@ async def test_a_shared_thread_serves_later_agents_and_frees_the_agent_that_star
 
 
 Do = Callable[..., str]
-"""Asks the policy by OpenAI's SDK, somewhere; options are the client's."""
+"""Calls the policy with the OpenAI SDK from a shared worker. Options are passed to the client."""
 
 
 def a_pool(stack: ExitStack) -> Do:
@@ -498,7 +500,7 @@ def a_pool(stack: ExitStack) -> Do:
 
 
 def a_loop_in_a_thread(stack: ExitStack) -> Do:
-    """Run an event loop in a thread, as LangChain, MCP clients and anyio's portals do."""
+    """Run an event loop in a thread, like LangChain, MCP clients and anyio portals do."""
     loop = asyncio.new_event_loop()
     stack.callback(loop.close)
     thread = threading.Thread(target=loop.run_forever)
@@ -568,7 +570,7 @@ async def test_pool_threads_started_by_one_agent_serve_other_agents(elsewhere: E
 @as_agent()
 def test_a_forked_process_belongs_to_no_agent() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking a multi-threaded process
         child = os.fork()
     if child == 0:
         os._exit(7 if takeover.current_endpoint() is None else 8)
@@ -578,7 +580,7 @@ def test_a_forked_process_belongs_to_no_agent() -> None:
 
 
 @as_agent()
-async def test_a_thread_of_an_agent_looks_like_any_thread() -> None:
+async def test_a_thread_started_by_an_agent_looks_like_any_thread() -> None:
     seen: list[Any] = []
 
     class Own(threading.Thread):
@@ -597,7 +599,7 @@ async def test_a_thread_of_an_agent_looks_like_any_thread() -> None:
     assert seen == [(None, True), own_run]
 
 
-# -- installed once ------------------------------------------------------------------------------
+# -- installing the patches ----------------------------------------------------------------------
 
 
 PATCHED = [
@@ -654,7 +656,7 @@ def test_many_threads_install_take_over_once(monkeypatch: Patch) -> None:
     lock, all_found_none, times = takeover._lock, threading.Barrier(8), []
 
     class Door:
-        """A lock that no thread takes until all have found that nothing is installed."""
+        """A lock that makes all threads wait until each has seen that nothing is installed."""
 
         def __enter__(self) -> None:
             all_found_none.wait(50)
@@ -675,10 +677,10 @@ def test_many_threads_install_take_over_once(monkeypatch: Patch) -> None:
 
 
 @as_agent()
-async def test_a_blocking_call_on_the_envs_own_loop_is_a_400() -> None:
+async def test_a_blocking_call_on_the_envs_own_loop_gets_a_400() -> None:
     for sdk, ask in BLOCKING.items():
         with pytest.raises(REFUSALS, match="asyncio.to_thread") as caught:
-            pytest.fail(f"{sdk} says {ask('Would wait for ever.')}")
+            pytest.fail(f"{sdk} returned {ask('Would wait forever.')}")
         if isinstance(caught.value, openai.BadRequestError):
             assert caught.value.code == "blocking_call"
 
@@ -686,7 +688,7 @@ async def test_a_blocking_call_on_the_envs_own_loop_is_a_400() -> None:
 async def test_everts_own_calls_to_a_model_with_the_policys_name_are_not_taken_over(
     elsewhere: Elsewhere, monkeypatch: Patch
 ) -> None:
-    """Otherwise the policy would answer, and see what only the answerer may know."""
+    """Otherwise the policy would answer and see information meant only for the answerer."""
     monkeypatch.setenv("SOME_KEY", "x")
     answerer = RemoteModel(MODEL, base_url=elsewhere.url, api_key_env="SOME_KEY")
 

@@ -1,5 +1,5 @@
-"""The rollout's API in process, without a socket: each HTTP library gets its own responses, and
-closing a rollout answers the calls that wait."""
+"""The in-process transport, which never opens a socket. Each HTTP library gets responses of its own
+type, and closing a rollout answers its pending calls."""
 
 import asyncio
 import json
@@ -102,7 +102,7 @@ async def test_the_transport_is_a_sync_and_async_context_manager() -> None:
 
 
 async def test_the_transport_is_bound_to_its_rollout() -> None:
-    """Some frameworks lose context variables on the way."""
+    """Some frameworks do not propagate context variables."""
     transports: dict[str, Any] = {}
     texts: dict[str, str] = {}
     barrier = asyncio.Barrier(2)
@@ -121,13 +121,13 @@ async def test_the_transport_is_bound_to_its_rollout() -> None:
 
 
 async def close_while_it_waits(agent: Any) -> None:
-    """Play an episode until its first call, then close its Env."""
+    """Play an episode up to its first call, then close its Env."""
     env = await start(agent)
     await env.close()
     assert not env.is_running
 
 
-async def test_closing_the_env_answers_a_waiting_call_with_the_sdks_400() -> None:
+async def test_closing_the_env_answers_a_pending_call_with_the_sdks_400() -> None:
     errors: list[Any] = []
 
     def agent(client: BlockingAgentClient) -> float:
@@ -152,7 +152,7 @@ async def test_closing_the_env_answers_a_waiting_call_with_the_sdks_400() -> Non
     assert all("was closed: this rollout is over" in str(error) for error in errors)
 
 
-async def test_an_agent_that_keeps_calling_after_the_end_is_stopped() -> None:
+async def test_an_agent_that_keeps_making_calls_after_the_rollout_is_stopped() -> None:
     refusals: list[str | None] = []
     ended_by: list[BaseException] = []
     threads: list[threading.Thread] = []
@@ -171,7 +171,7 @@ async def test_an_agent_that_keeps_calling_after_the_end_is_stopped() -> None:
 
     await close_while_it_waits(agent)
 
-    assert refusals == ["rollout_over"] * 4  # the call that waited, and three that came too late
+    assert refusals == ["rollout_over"] * 4  # the pending call and three late ones
     assert [type(error) for error in ended_by] == [AgentAborted]
     assert not threads[0].is_alive()
 
@@ -198,7 +198,7 @@ async def test_aiohttp_gets_its_own_response_with_status_and_raise_for_status() 
             assert caught.value.status == status
 
 
-async def test_aiohttp_reads_every_byte_whole_in_pieces_or_in_lines() -> None:
+async def test_aiohttp_can_read_a_response_at_once_in_chunks_or_by_line() -> None:
     for content in (b"", b"x", b"data: 1\n\ndata: 2\n\n", LARGE):
         responses = [await response_for(ApiResponse(200, content, EVENTS)) for _ in range(3)]
         assert responses[0].content_type == EVENTS
@@ -207,7 +207,7 @@ async def test_aiohttp_reads_every_byte_whole_in_pieces_or_in_lines() -> None:
         assert [line async for line in responses[2].content] == content.splitlines(keepends=True)
 
 
-async def test_aiohttps_response_leaves_nothing_open_whether_it_is_read_or_not() -> None:
+async def test_aiohttp_responses_leave_nothing_open_even_if_they_are_not_read() -> None:
     tasks = asyncio.all_tasks()
     responses = [await response_for(ApiResponse(200, LARGE)) for _ in range(3)]
 

@@ -1,6 +1,6 @@
-"""Errors of calls with a wrong model name, path or key, and of late calls, in every API.
+"""Errors for calls with a wrong model name, path or key, and for late calls, in every API.
 
-The embedded engine's network guard has such a test in ``tests/trainers/engine``.
+``tests/trainers/engine`` has a similar test for the embedded engine's network guard.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ OTHER = "gpt-5.2"
 BODY = {"model": OTHER, "messages": HELLO}
 URL = "https://api.openai.com/v1/chat/completions"
 CAUSE = (
-    "The agent asked for 'gpt-5.2'; the policy is called 'policy'. If the policy should answer "
-    "such calls, give it that name: policy_names='gpt-5.2'. If another model should, declare it: "
+    "The agent requested 'gpt-5.2'; the policy is called 'policy'. To send these calls to the "
+    "policy, set policy_names='gpt-5.2'. To send them to another model, declare it with "
     "models={'gpt-5.2': ...}."
 )
 
 
 def network(monkeypatch: Patch, errno: int) -> list[str]:
-    """Fail every name look-up with this error, and return the list of the names."""
+    """Make every DNS lookup fail with this error. Returns the list of names looked up so far."""
     looked_up: list[str] = []
 
     def getaddrinfo(host: Any, *_: Any, **__: Any) -> Any:
@@ -61,11 +61,11 @@ def no_network(monkeypatch: Patch) -> list[str]:
 
 @pytest.fixture
 def bad_network(monkeypatch: Patch) -> list[str]:
-    """Simulate a machine whose name server does not answer at the moment."""
+    """Simulate a machine whose DNS server is temporarily unavailable."""
     return network(monkeypatch, socket.EAI_AGAIN)
 
 
-# -- another model, which cannot be reached ------------------------------------------------------
+# -- unreachable models --------------------------------------------------------------------------
 
 
 def takes_a_model(sdk: str) -> bool:
@@ -73,11 +73,11 @@ def takes_a_model(sdk: str) -> bool:
     return has_model and not (sdk.startswith("lm15") and sdk.endswith("stream"))
 
 
-async def test_an_unreachable_model_is_a_400_without_retry(no_network: list[str]) -> None:
+async def test_an_unreachable_model_gets_a_400_without_a_retry(no_network: list[str]) -> None:
     def is_told(sdk: str, error: Exception) -> None:
         assert CAUSE in str(error), sdk
         assert "cannot be reached from here." in str(error), sdk
-        assert len(no_network) == 1, f"{sdk} tried again"
+        assert len(no_network) == 1, f"{sdk} retried the request"
         no_network.clear()
 
     def agent() -> float:
@@ -100,7 +100,7 @@ async def test_an_unreachable_model_is_a_400_without_retry(no_network: list[str]
 
 @pytest.mark.usefixtures("no_network")
 @as_agent()
-async def test_requests_without_an_sdk_get_the_refusal_as_a_response() -> None:
+async def test_requests_without_an_sdk_get_the_error_as_a_response() -> None:
     async with (
         httpx.AsyncClient() as old,
         httpx2.AsyncClient() as new,
@@ -115,7 +115,7 @@ async def test_requests_without_an_sdk_get_the_refusal_as_a_response() -> None:
 
 
 @pytest.mark.usefixtures("no_network")
-async def test_an_agent_that_does_not_catch_the_refusal_fails_with_its_text_once() -> None:
+async def test_an_agent_that_does_not_catch_the_error_fails_with_its_message() -> None:
     with pytest.raises(AgentError) as caught:
         await play_without_a_call(lambda: blocking_openai("Hello?", OTHER))
 
@@ -131,7 +131,7 @@ async def test_the_policy_answers_under_its_configured_name() -> None:
     assert reward(await play(agent, policy_names=OTHER)) == 1.0
 
 
-async def test_a_failing_frozen_model_is_named_and_asked_once() -> None:
+async def test_the_error_for_a_failing_frozen_model_names_it_and_is_not_retried() -> None:
     calls: list[str] = []
 
     def judge(messages: list[Message]) -> str:
@@ -148,7 +148,9 @@ async def test_a_failing_frozen_model_is_named_and_asked_once() -> None:
     assert calls == ["judge"] * 2
 
 
-async def test_a_silent_name_server_is_a_retried_connection_error(bad_network: list[str]) -> None:
+async def test_an_unavailable_dns_server_is_a_connection_error_that_sdks_retry(
+    bad_network: list[str],
+) -> None:
     def agent() -> None:
         with pytest.raises(openai.APIConnectionError):
             blocking_openai("Hello?", OTHER, max_retries=1)
@@ -183,7 +185,7 @@ async def test_a_closed_port_is_a_connection_error_in_every_library() -> None:
     await play_without_a_call(agent)
 
 
-async def test_the_rollouts_address_accepts_any_model_name() -> None:
+async def test_the_rollout_address_accepts_any_model_name() -> None:
     async def agent(client: AgentClient) -> float:
         async with openai.AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
             await sdk.chat.completions.create(model=OTHER, messages=HELLO)
@@ -196,13 +198,13 @@ async def test_the_rollouts_address_accepts_any_model_name() -> None:
 
 
 async def test_every_common_variant_of_the_base_url_works() -> None:
-    """Some SDKs want /v1 in the base URL, some do not, and people mix them up."""
+    """Some SDKs expect /v1 in the base URL and some do not, so users mix them up."""
     ends = ["", "/", "/v1", "/v1/", "/v1/v1", "/v1/chat/completions", "/api"]
     texts: list[Any] = []
 
     async def agent(client: AgentClient) -> float:
         address = client.serve()
-        with left_alone():  # as another process does
+        with left_alone():  # use real HTTP, as another process would
             for end in ends:
                 at: Any = {"base_url": f"{address.root_url}{end}", "api_key": address.api_key}
                 async with openai.AsyncOpenAI(**at) as sdk, anthropic.AsyncAnthropic(**at) as two:
@@ -224,7 +226,7 @@ ADVICE = "Send client.api_key, the key for client.base_url."
 
 
 async def refusals(address: server.Address, key: str, status: int) -> list[Any]:
-    """Return the SDKs' errors for a key, each checked to have that status."""
+    """Call with this key through each SDK and return the errors, which must have this status."""
     options: Any = {"base_url": address.root_url}
     with left_alone():
         async with openai.AsyncOpenAI(base_url=address.base_url, api_key=key) as sdk:
@@ -241,7 +243,7 @@ async def refusals(address: server.Address, key: str, status: int) -> list[Any]:
 
 
 @as_agent()
-async def test_an_unknown_or_missing_key_is_a_401(client: AgentClient) -> None:
+async def test_an_unknown_or_missing_key_gets_a_401(client: AgentClient) -> None:
     address = client.serve()
     for key in ("sk-of-somebody", "evert-guess"):
         for error in await refusals(address, key, 401):
@@ -256,7 +258,7 @@ async def test_an_unknown_or_missing_key_is_a_401(client: AgentClient) -> None:
 
 
 @as_agent()
-async def test_a_key_of_a_recently_finished_episode_gets_an_error_that_says_so(
+async def test_the_error_for_the_key_of_a_recently_finished_episode_explains_that(
     client: AgentClient, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(server, "KEYS_REMEMBERED", 2)
@@ -266,11 +268,11 @@ async def test_a_key_of_a_recently_finished_episode_gets_an_error_that_says_so(
         late.append(client.serve())
         return 1.0
 
-    client.serve()  # keeps the server up while the others' keys go
+    client.serve()  # keeps the server running while older keys are forgotten
     for _ in range(3):
         await play_without_a_call(first)
     for address in late[1:]:
         errors = await refusals(address, address.api_key, 400)
         assert errors[0].code == "rollout_over"
-        assert all("The episode of this key is over" in str(error) for error in errors)
+        assert all("The episode for this key is over" in str(error) for error in errors)
     await refusals(late[0], late[0].api_key, 401)

@@ -1,5 +1,5 @@
-"""Calls and replies that an agent changes before it sends them back: completed, renamed, edited.
-Unchanged ones are tested in ``clients/dialects/test_contract.py``."""
+"""Calls and replies that an agent changes (completes, renames or edits) before sending them back.
+``clients/dialects/test_contract.py`` tests those that are sent back unchanged."""
 
 import json
 import re
@@ -21,10 +21,10 @@ TWO = f"{calling('edit', path='a')}\n{calling('edit', path='b')}\n"
 
 
 def sends_back(change: Change) -> Callable[[AgentClient], Awaitable[float]]:
-    """Return an agent that runs tool calls until a reply has none.
+    """Return an agent that runs until a reply contains no tool calls.
 
-    ``change`` changes a call, the so many-th of all messages and calls, before it is sent back, and
-    says for which id its result is.
+    Before a call is sent back, ``change`` modifies it in place and returns the id to use in its
+    result. Its second argument is a number that differs for each call of the episode.
     """
 
     async def agent(client: AgentClient) -> float:
@@ -38,7 +38,7 @@ def sends_back(change: Change) -> Callable[[AgentClient], Awaitable[float]]:
             for number, made in enumerate(sent["tool_calls"]):
                 result, place = {"role": "tool", "content": made["id"]}, len(history) + number
                 results.append({**result, "tool_call_id": change(made, place)})
-            history = [*map(dict, history), sent, *results]  # of its own making each time
+            history = [*map(dict, history), sent, *results]  # new objects in each request
 
     return agent
 
@@ -51,7 +51,7 @@ async def episode(agent: Any, *replies: str, **options: Any) -> Trajectory:
 
 
 def complete(made: dict[str, Any], place: int) -> str:
-    """Do what Claude Code does: add a default, and strip trailing white space in a text."""
+    """Change arguments like Claude Code does: add a default and strip trailing whitespace."""
     arguments = {"replace_all": False, **json.loads(made["function"]["arguments"])}
     if "text" in arguments:
         arguments["text"] = arguments["text"].rstrip()
@@ -60,7 +60,7 @@ def complete(made: dict[str, Any], place: int) -> str:
 
 
 class Completing:
-    """An agent that sets the option itself."""
+    """An agent that sets the option in its class."""
 
     env_options: ClassVar[EnvOptions] = {"keep_completed_arguments": True}
 
@@ -68,7 +68,7 @@ class Completing:
         return await sends_back(complete)(client)
 
 
-async def test_completed_arguments_are_kept_if_the_option_or_the_agent_asks_for_it() -> None:
+async def test_completed_arguments_are_kept_if_the_option_is_set_by_the_user_or_the_agent() -> None:
     edits = [calling("edit", path="a", text="one  \n"), TWO]
     edits.append(f"I go on.\n{calling('edit', path='b', text='two')}")
     option = {"keep_completed_arguments": True}
@@ -87,7 +87,7 @@ async def test_completed_arguments_are_kept_if_the_option_or_the_agent_asks_for_
 
 
 def renamed(rename: Callable[[str, int], str], answered: str | None = None) -> Any:
-    """Return an agent that renames call ids, and sends results for them or for ``answered``."""
+    """Return an agent that renames call ids. Results use the new id, or ``answered`` if set."""
 
     def change(tool_call: dict[str, Any], place: int) -> str:
         tool_call["id"] = rename(tool_call["id"], place)
@@ -120,7 +120,7 @@ async def test_consistently_renamed_ids_are_not_drift_and_ids_are_reproducible()
 @pytest.mark.parametrize(
     "agent", [renamed(lambda id, place: "mine"), renamed(lambda id, place: "mine", "no such")]
 )
-async def test_inconsistently_renamed_ids_are_drift_and_the_field_is_named(agent: Any) -> None:
+async def test_inconsistently_renamed_ids_are_drift_with_the_field_in_the_log(agent: Any) -> None:
     trajectory = await episode(agent, TWO)
     first = trajectory.transitions[0]
     assert first.logs["drift"] == "history"
@@ -129,7 +129,7 @@ async def test_inconsistently_renamed_ids_are_drift_and_the_field_is_named(agent
     assert len(trajectory_to_data(trajectory, 1.0)) == 2
 
 
-async def test_a_renamed_id_that_the_template_shows_is_drift() -> None:
+async def test_a_renamed_id_is_drift_if_the_template_includes_ids() -> None:
     called = (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.edit:0"
         "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
@@ -157,7 +157,9 @@ CHANGES: list[tuple[Callable[[list[Any]], object], str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "cause", "where"), CHANGES)
-async def test_drift_names_the_field_and_the_message(change: Any, cause: str, where: str) -> None:
+async def test_drift_logs_the_changed_field_and_message(
+    change: Any, cause: str, where: str
+) -> None:
     async def agent(client: AgentClient) -> float:
         message = (await call(client, "go", tools=TOOLS)).choices[0].message
         [made], sent = message.tool_calls, [user("go"), message.model_dump(exclude_none=True)]

@@ -1,13 +1,13 @@
-"""Random episodes on every renderer of the Cookbook, compared with the renderer itself.
+"""Plays random episodes with every Cookbook renderer and compares the prompts with the renderer's.
 
-A random agent continues, asks again, branches, strips replies, sends them in other forms, drops its
-tools and edits messages. After each of its calls:
+A random agent continues, retries and branches conversations, strips replies, sends them back in
+other formats, drops its tools, and edits messages. After each of its calls:
 
-1. The prompt reads as the renderer makes it of the conversation, replies as the policy gave them,
-   but for what was kept as it was sampled. Only where the drift is ``history``, or where another
-   system prompt makes it a handoff, may replies stand there as the agent wrote them.
-2. Without drift or a handoff, the prompt begins with the exact tokens of the latest turn.
-3. An agent that changed nothing meets neither ``tools`` nor ``history``.
+1. Apart from the tokens kept as sampled, the text of the prompt is what the renderer produces for
+   the conversation with the policy's original replies. Only if the drift is ``history``, or if a
+   different system prompt makes it a handoff, may the prompt contain replies in the agent's words.
+2. Without drift or a handoff, the prompt starts with the exact tokens of the latest turn.
+3. An agent that changed nothing never causes ``tools`` or ``history`` drift.
 """
 
 import inspect
@@ -38,7 +38,7 @@ from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 NAMES = re.findall(r'name == "([a-z0-9_]+)"', inspect.getsource(cookbook.get_renderer))
 NOT_HERE = ("tml_v0", "kimi_k31_pro", "qwen3_vl")
-"""How those begin that need a tokenizer of their own, or an image processor."""
+"""Prefixes of renderers that need their own tokenizer or an image processor."""
 
 WORDS = ("so", "it", "is", "said,", "red", "or", "blue", "both")
 
@@ -61,7 +61,7 @@ class Said:
 
 @dataclass
 class Thread:
-    """The agent's view of a conversation, with the policy's reply beside each message."""
+    """The agent's view of a conversation. ``said[i]`` is the policy's reply for ``messages[i]``."""
 
     messages: list[Any]
     said: list[Said | None]
@@ -76,7 +76,7 @@ class Thread:
         self.said.append(said)
 
     def is_as_said(self) -> bool:
-        """Whether every reply in it stands where it was given, before the same tools."""
+        """Whether every reply still has the history and tools that it was sampled with."""
         return not self.is_edited and all(
             said is None
             or (said.before == plain(self.messages[:index]) and said.tools == self.tools)
@@ -84,7 +84,7 @@ class Thread:
         )
 
     def forget_all_but(self, messages: list[Message]) -> None:
-        """Take the replies that are not among the model's messages for the agent's own words."""
+        """Treat replies that are not among the conversation's messages as written by the agent."""
         for index in self.replies():
             said = self.said[index]
             if said is not None and not any(said.reply.parsed == parsed for parsed in messages):
@@ -95,7 +95,7 @@ class Thread:
 
 
 def plain(messages: list[Any]) -> list[Any]:
-    """Return the content of messages for comparison, without white space around replies."""
+    """Reduce messages to comparable tuples, ignoring surrounding whitespace."""
     fields = [read_message(message, 0, {}) for message in messages]
     return [
         (f["role"], cookbook.get_text_content(f).strip(), len(f.get("tool_calls", ())))
@@ -105,7 +105,7 @@ def plain(messages: list[Any]) -> list[Any]:
 
 @dataclass
 class Episode:
-    """A random agent and a random policy over one book."""
+    """A random agent and a random policy that share a ``ConversationBook``."""
 
     renderer: PromptRenderer
     dice: random.Random
@@ -131,7 +131,7 @@ class Episode:
         return thread
 
     def go_on(self, thread: Thread) -> Thread:
-        """Append the agent's next messages: results of its tools, or a question."""
+        """Append the agent's next messages: tool results, or a question if there are no calls."""
         last = thread.said[-1]
         calls = last.reply.tool_calls if last is not None else ()
         for call in calls:
@@ -193,7 +193,7 @@ class Episode:
             call = ToolCall(id=f"functions.search:{self.count}", function=function)
             message["tool_calls"] = [call]
         action = self.spelled(message) if self.dice.random() < 0.8 else None
-        if action is None:  # one token a character
+        if action is None:  # one token per character
             [stop, *_] = self.renderer.stop
             odd = [t for character in text for t in self.renderer.encode(character)]
             action = odd + ([stop] if isinstance(stop, int) else self.renderer.encode(stop))
@@ -202,7 +202,7 @@ class Episode:
         return action, False
 
     def spelled(self, message: Message) -> list[int] | None:
-        """Return a reply's tokens as the renderer would write them; None if it cannot."""
+        """Return a reply's tokens as rendered by the renderer, or None if it cannot render it."""
         question = [Message(role="user", content="q")]
         raw = self.renderer.renderer
         try:
@@ -271,7 +271,7 @@ class Episode:
         return self.renderer.decode([token for token in prompt if isinstance(token, int)])
 
     def own_messages(self, thread: Thread) -> list[Message]:
-        """Return the conversation for the renderer, with the policy's original replies."""
+        """Return the messages for the renderer, with the policy's original replies."""
         names: dict[str, str] = {}
         messages: list[Message] = []
         for index, (sent, said) in enumerate(zip(thread.messages, thread.said, strict=True)):

@@ -1,4 +1,4 @@
-"""``check_env``: each of its rules, and one deliberately broken agent or Env for each."""
+"""``check_env``: tests each rule with deliberately broken agents or Envs."""
 
 import asyncio
 import logging
@@ -81,7 +81,7 @@ GOOD = [
 ]
 
 
-def test_an_agent_may_use_signals_as_in_training() -> None:
+def test_an_agent_runs_in_the_main_thread_as_in_training() -> None:
     threads = set[threading.Thread]()
 
     async def agent(client: AgentClient) -> float:
@@ -94,7 +94,7 @@ def test_an_agent_may_use_signals_as_in_training() -> None:
 
 
 @pytest.mark.parametrize("good", GOOD)
-def test_a_good_agent_passes_without_threads(good: Any, capfd: Shown, caplog: Logs) -> None:
+def test_a_good_agent_passes_and_leaves_no_threads(good: Any, capfd: Shown, caplog: Logs) -> None:
     before = set(threading.enumerate())
     with caplog.at_level(logging.WARNING):
         check_env(good)
@@ -115,7 +115,7 @@ async def test_check_env_works_inside_a_running_loop() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_good_agent_passes_under_every_family_of_renderers(name: str, make_renderer: Any) -> None:
+def test_a_good_agent_passes_with_every_renderer_family(name: str, make_renderer: Any) -> None:
     check_env(ChatAgentEnv(talker(3), renderer=make_renderer(name)))
 
 
@@ -135,7 +135,7 @@ def test_the_replies_are_cycled_in_order() -> None:
     assert replies[0] == list(DEFAULT_REPLIES[:3])
 
 
-def test_the_error_of_an_agent_that_fails_on_every_reply_lists_the_replies() -> None:
+def test_the_error_for_an_agent_that_fails_on_every_reply_lists_the_replies() -> None:
     async def raises_at_most(client: AgentClient) -> float:
         return float(await ask(client))
 
@@ -152,7 +152,7 @@ async def never_ends(client: AgentClient) -> float:
         await ask(client)
 
 
-def test_rule_1_an_agent_that_never_ends_is_found() -> None:
+def test_rule_1_detects_an_agent_that_never_ends() -> None:
     message = broken(never_ends, max_turns=5)
     assert message.startswith(f"Rule 1: the agent {__name__}.never_ends made 5 model calls")
     assert_says(message, "Limit its loop", "replies=[...]", "max_turns")
@@ -179,7 +179,7 @@ class PaysInWords(Renewed):
 
 
 class Tireless(Renewed):
-    """Goes on taking steps after its end."""
+    """Still accepts steps after the episode has ended."""
 
     last: StepResult | None = None
 
@@ -209,27 +209,27 @@ class Forgetful(Qwen3InstructRenderer):
         return super().render_message(message, ctx)
 
 
-RULE_3 = "Rule 3: the observation of turn 1 is not the renderer's own prompt for the conversat"
+RULE_3 = "Rule 3: the observation of turn 1 does not match the renderer's prompt for the conversat"
 BROKEN_ENVS: dict[str, tuple[Callable[[], ChatAgentEnv], list[str]]] = {
-    "reward": (lambda: PaysInWords(asks), ["Rule 1: the reward is 'much', expected a float."]),
+    "reward": (lambda: PaysInWords(asks), ["Rule 1: the reward is 'much'; expected a float."]),
     "empty": (lambda: ChatAgentEnv(asks, renderer=EmptyPrompts(TOKENIZER)),
         ["Rule 2: the observation of turn 0 is empty."]),
     "foreign": (
         lambda: ChatAgentEnv(asks, renderer=ForeignTokens(TOKENIZER)),
         [
-            "Rule 2: the observation of turn 0 has token 150000, but the tokenizer's size is "
+            "Rule 2: the observation of turn 0 contains token 150000, but the vocabulary size is "
             f"{len(TOKENIZER)}. The renderer and the tokenizer do not match."
         ],
     ),
     "forgetful": (lambda: ChatAgentEnv(talker(3), renderer=Forgetful(TOKENIZER)), [RULE_3,
-        "Forgetful renders a message differently if more messages follow"]),
+        "Forgetful renders a message differently when more messages follow"]),
     "tireless": (lambda: Tireless(asks),
-        ["Rule 4: a step after the end of the episode was accepted."]),
+        ["Rule 4: step() was accepted after the end of the episode."]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "said"), BROKEN_ENVS.values(), ids=BROKEN_ENVS)
-def test_rules_1_to_4_an_env_or_a_renderer_that_breaks_one_is_found(
+def test_rules_1_to_4_detect_broken_envs_and_renderers(
     make: Callable[[], ChatAgentEnv], said: list[str]
 ) -> None:
     message = broken(make())
@@ -295,17 +295,19 @@ async def swallows_every_cancellation(client: AgentClient) -> float:
         (swallows_every_cancellation, 1, ""),
     ],
 )
-def test_rule_5_what_an_agent_leaves_behind_is_found(agent: Any, at: int, left: str) -> None:
+def test_rule_5_detects_tasks_and_threads_left_behind(agent: Any, at: int, left: str) -> None:
     freed.clear()
     try:
         message = broken(ChatAgentEnv(agent, close_timeout=0.02))
     finally:
         freed.set()
 
-    assert message.startswith(f"Rule 5: closed at call {at}, the agent {agent_name(agent)} left ")
+    assert message.startswith(
+        f"Rule 5: when the Env was closed at call {at}, the agent {agent_name(agent)} left "
+    )
     assert message.endswith(
-        f"{left or agent.__name__} running. Let CancelledError (async) or EnvClosedError (threads) "
-        "end the agent, and await or join what it starts."
+        f"{left or agent.__name__} running. Don't suppress CancelledError (async) or "
+        "EnvClosedError (threads), and await or join all tasks and threads that the agent starts."
     )
 
 
@@ -325,11 +327,13 @@ async def trips_over_tool_calls(client: AgentClient) -> float:
     ("agent", "reply"),
     [
         (pays_for_sense_only, "an empty reply"),
-        (pays_for_whole_replies_only, "a cut reply"),
-        (trips_over_tool_calls, "a broken tool call"),
+        (pays_for_whole_replies_only, "a truncated reply"),
+        (trips_over_tool_calls, "a malformed tool call"),
     ],
 )
-def test_rule_6_an_agent_without_a_reward_for_an_odd_reply_is_found(agent: Any, reply: str) -> None:
+def test_rule_6_detects_an_agent_without_a_valid_reward_for_unusual_replies(
+    agent: Any, reply: str
+) -> None:
     with pytest.raises(EnvCheckError) as caught:
         check_env(agent)
 
@@ -350,7 +354,7 @@ async def waits_for_ever(client: AgentClient) -> float:
     return 1.0
 
 
-def test_a_failing_or_invalid_agent_raises_its_own_error() -> None:
+def test_errors_of_failing_and_invalid_agents_are_raised_unchanged() -> None:
     with pytest.raises(AgentError, match="I am broken") as caught:
         check_env(raises)
     assert isinstance(caught.value.__cause__, ValueError)

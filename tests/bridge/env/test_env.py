@@ -1,7 +1,7 @@
-"""What ``ChatAgentEnv`` promises, under the Cookbook's own runner.
+"""``ChatAgentEnv`` with the Cookbook's own runner.
 
-Tokens, rewards, how episodes end, limits, replies that do not parse, the methods of
-``EnvFromMessageEnv``, and closing. Faults of agents and trainers are in ``tests/faults``.
+Covers tokens, rewards, ways an episode can end, limits, parse errors, the methods that
+``EnvFromMessageEnv`` also has, and closing. ``tests/faults`` covers faults of agents and trainers.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ BROKEN_CALL = '<tool_call>\n{"name": oops}\n</tool_call>'
 
 
 class Speller(TokenCompleter):
-    """A policy whose replies have one token per letter, each with its own logprob."""
+    """A policy whose replies have one token per letter, each with a different logprob."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -82,8 +82,8 @@ class Speller(TokenCompleter):
         return TokensWithLogprobs(tokens=tokens, maybe_logprobs=logprobs, stop_reason="stop")
 
 
-async def test_a_hundred_turns_are_one_datum_of_exactly_what_was_sampled() -> None:
-    """Observations that were handed out do not change later, either."""
+async def test_a_hundred_turns_become_one_datum_with_exactly_the_sampled_tokens() -> None:
+    """This also checks that earlier observations do not change later."""
     policy = Speller()
     trajectory = await play(talker(100), policy)
     assert len(trajectory.transitions) == 100
@@ -95,7 +95,7 @@ async def test_a_hundred_turns_are_one_datum_of_exactly_what_was_sampled() -> No
     assert_extends(trajectory)
 
 
-async def test_an_action_with_an_end_token_in_its_middle_is_delivered() -> None:
+async def test_an_action_with_an_end_token_in_the_middle_is_delivered() -> None:
     async def agent(client: AgentClient) -> float:
         reply = await ask(client)
         return float("Hel" in reply and await ask(client, "Hi", assistant(reply), "and?") == "Yes.")
@@ -108,7 +108,7 @@ async def test_an_action_with_an_end_token_in_its_middle_is_delivered() -> None:
     assert (result.episode_done, result.reward) == (True, 1.0)
 
 
-async def test_a_reward_belongs_to_the_latest_transition_or_to_the_first() -> None:
+async def test_a_reward_goes_to_the_latest_transition_or_to_the_first() -> None:
     async def between(client: AgentClient) -> float:
         await ask(client, "a")
         client.reward(0.25)
@@ -133,7 +133,7 @@ async def test_a_reward_belongs_to_the_latest_transition_or_to_the_first() -> No
     assert rewards(await play(returns_none)) == [0.5]
 
 
-async def test_an_outcome_may_have_metrics_logs_and_a_truncated_flag() -> None:
+async def test_an_outcome_can_have_metrics_logs_and_a_truncated_flag() -> None:
     async def agent(client: AgentClient) -> Outcome:
         await ask(client)
         return Outcome(0.5, {"wins": 1}, {"why": "luck"}, truncated=True)
@@ -146,10 +146,10 @@ async def test_an_outcome_may_have_metrics_logs_and_a_truncated_flag() -> None:
     assert trajectory.stop_reason == "truncated"
 
 
-# -- ends ------------------------------------------------------------------------------------------
+# -- ending an episode -----------------------------------------------------------------------------
 
 
-async def test_an_agent_that_makes_no_call_ends_as_an_overflow_with_its_reward() -> None:
+async def test_an_agent_that_makes_no_call_gives_an_overflow_with_its_reward() -> None:
     async def agent(client: AgentClient) -> float:
         return 0.75
 
@@ -162,7 +162,7 @@ async def test_an_agent_that_makes_no_call_ends_as_an_overflow_with_its_reward()
 
 
 async def test_an_agents_exception_becomes_an_error_that_pickles_or_a_reward() -> None:
-    """The messages for all kinds of exceptions are in the table of ``tests/faults/raising.py``."""
+    """``tests/faults/raising.py`` lists the messages for all types of exceptions."""
     raised = ZeroDivisionError("my own")
 
     async def agent(client: AgentClient) -> float:
@@ -195,7 +195,7 @@ async def test_sampling_time_does_not_count_towards_the_agents_timeout() -> None
 # -- limits ----------------------------------------------------------------------------------------
 
 
-async def test_the_turn_cap_ends_the_episode_with_the_reward_so_far() -> None:
+async def test_max_turns_ends_the_episode_with_the_reward_so_far() -> None:
     async def agent(client: AgentClient) -> float:
         while True:
             await ask(client, "again")
@@ -208,7 +208,7 @@ async def test_the_turn_cap_ends_the_episode_with_the_reward_so_far() -> None:
     assert (reward(trajectory), trajectory.stop_reason) == (1.0, StopReason.COMPLETED)
 
 
-async def test_the_agents_own_max_tokens_applies_besides_the_runs_limits() -> None:
+async def test_the_agents_max_tokens_applies_in_addition_to_the_runs_limits() -> None:
     async def agent(client: AgentClient) -> float:
         for cap in (2, 3, None):
             client.log(end=(await call(client, max_tokens=cap)).choices[0].finish_reason)
@@ -220,15 +220,15 @@ async def test_the_agents_own_max_tokens_applies_besides_the_runs_limits() -> No
     replies = ["a b c d e f g"] * 3
     by_env = await play(agent, *replies)
     assert lengths(by_env) == [2, 3, len(tokens_of(replies[0]))]
-    limits = RolloutLimits(max_turns=5)  # a runner's own limits leave the agent's in force
+    limits = RolloutLimits(max_turns=5)  # the runner's limits do not override the agent's
     runners = await run_rollout(policy_of(*replies), ChatAgentEnv(agent), limits=limits)
     for trajectory in (by_env, runners):
         ends = [transition.logs["end"] for transition in trajectory.transitions]
         assert ends == ["length", "length", "stop"]
         assert [turn.metrics["stop/length"] for turn in trajectory.transitions] == [1.0, 1.0, 0.0]
-        assert trajectory.stop_reason == StopReason.COMPLETED  # its metric comes first
+        assert trajectory.stop_reason == StopReason.COMPLETED  # takes precedence over stop/length
     first, _, last = (transition.ac.tokens for transition in runners.transitions)
-    assert first == last[: len(first)]  # kept whole
+    assert first == last[: len(first)]  # all sampled tokens are kept
     trajectory = await play(agent, *replies, limits=RolloutLimits(max_turn_tokens=2))
     assert lengths(trajectory) == [2, 2, 2]
 
@@ -245,9 +245,9 @@ async def test_a_handled_context_overflow_is_not_blamed_for_a_later_error() -> N
         await play(agent, limits=TIGHT)
 
 
-async def test_a_malformed_message_is_a_400_that_the_agent_may_catch() -> None:
+async def test_a_malformed_message_gets_a_400_that_the_agent_can_catch() -> None:
     async def copes(client: AgentClient) -> float:
-        with pytest.raises(openai.BadRequestError, match="cannot be read; send plain JSON values"):
+        with pytest.raises(openai.BadRequestError, match="could not be read; send plain JSON"):
             await ask(client, {**user("a"), "lock": threading.Lock()})
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
         with pytest.raises(openai.BadRequestError, match="has no image processor"):
@@ -256,7 +256,7 @@ async def test_a_malformed_message_is_a_400_that_the_agent_may_catch() -> None:
         return 1.0
 
     async def does_not(client: AgentClient) -> float:
-        await ask(client, {**user("a"), "name": threading})  # its str() is fine, its copy is not
+        await ask(client, {**user("a"), "name": threading})  # str() works, but deepcopy() fails
         return 1.0
 
     assert rewards(await play(copes, "b")) == [1.0]
@@ -265,7 +265,7 @@ async def test_a_malformed_message_is_a_400_that_the_agent_may_catch() -> None:
     assert first.reward == -1.0
 
 
-async def test_an_agent_that_repeats_refused_requests_is_scored_as_failed() -> None:
+async def test_an_agent_that_keeps_repeating_invalid_requests_fails() -> None:
     async def agent(client: AgentClient) -> float:
         await ask(client)
         client.reward(0.25)
@@ -281,7 +281,7 @@ async def test_an_agent_that_repeats_refused_requests_is_scored_as_failed() -> N
 
 
 async def tool_user(client: AgentClient) -> float:
-    """Run every tool call until a reply has none."""
+    """Run all tool calls until a reply contains none."""
     messages: list[Any] = [user("Add!")]
     ran = 0
     while True:
@@ -295,7 +295,7 @@ async def tool_user(client: AgentClient) -> float:
             messages.append({"role": "tool", "tool_call_id": tool_call.id, "content": "1"})
 
 
-async def test_the_tighter_of_two_tool_call_caps_cuts_a_batch_and_ends_the_episode() -> None:
+async def test_the_tighter_of_two_tool_call_limits_cuts_a_batch_and_ends_the_episode() -> None:
     three = "\n".join([TOOL_CALL] * 3)
     trajectory = await play(tool_user, three, three, limits=RolloutLimits(max_tool_calls=4))
     assert trajectory.stop_reason == StopReason.MAX_TOOL_CALLS
@@ -309,7 +309,7 @@ async def test_the_tighter_of_two_tool_call_caps_cuts_a_batch_and_ends_the_episo
 
 
 async def test_a_reply_without_an_allowed_call_has_finish_reason_stop() -> None:
-    """A call is not allowed past the cap on tool calls, or if the agent chooses none."""
+    """Tool calls are not allowed beyond the limit, or if the agent sets ``tool_choice="none"``."""
     seen: list[Any] = []
 
     async def agent(client: AgentClient, choices: list[str]) -> float:
@@ -334,7 +334,7 @@ async def wants_json(client: AgentClient) -> float:
     return 1.0
 
 
-async def test_format_retries_count_as_turns_and_keep_within_the_token_budget() -> None:
+async def test_format_retries_count_as_turns_and_stay_within_the_token_budget() -> None:
     limited = await play(wants_json, limits=RolloutLimits(max_turns=1))
     assert len(limited.transitions) == 1
     assert limited.stop_reason == StopReason.MAX_TURNS
@@ -346,15 +346,15 @@ async def test_format_retries_count_as_turns_and_keep_within_the_token_budget() 
     while not (result := await env.step(tokens_of("no json"))).episode_done:
         prompts.append(result.next_observation.length)
     assert prompts
-    assert max(prompts) <= 148  # a runner needs room for two tokens
+    assert max(prompts) <= 148  # the runner needs room for two more tokens
     assert result.metrics["stop/max_tokens"] == 1.0
 
 
-# -- replies that do not parse ---------------------------------------------------------------------
+# -- parse errors ----------------------------------------------------------------------------------
 
 
 class OneToolTurn(MessageEnv):
-    """The Cookbook's Env for comparison: one task, which ends at a reply without tool calls."""
+    """A Cookbook Env for comparison, whose episode ends after one reply."""
 
     def __init__(self) -> None:
         self.history: list[Message] = [Message(role="user", content="Add!")]
@@ -368,12 +368,12 @@ class OneToolTurn(MessageEnv):
 
 
 async def raw_step(env: Any, text: str) -> Any:
-    """Take a step whose tokens have no end of turn."""
+    """Take a step with an action that lacks the end-of-turn token."""
     await env.initial_observation()
     return await env.step(prompt_renderer(None).encode(text), extra={"stop_reason": "stop"})
 
 
-async def test_broken_framing_under_a_policy_ends_as_in_the_cookbook() -> None:
+async def test_broken_framing_with_a_parse_error_policy_ends_like_in_the_cookbook() -> None:
     policy = ParseErrorPolicy(terminal_reward=-2.0, mask_error_turns=True)
     ours = ChatAgentEnv(talker(3))
     ours.set_parse_error_policy(policy)
@@ -384,7 +384,7 @@ async def test_broken_framing_under_a_policy_ends_as_in_the_cookbook() -> None:
     assert other.metrics.items() <= own.metrics.items()
 
 
-async def test_broken_tool_calls_under_a_policy_are_retried_up_to_its_limit() -> None:
+async def test_broken_tool_calls_with_a_parse_error_policy_are_retried_up_to_its_limit() -> None:
     policy = policy_of(BROKEN_CALL, BROKEN_CALL, TOOL_CALL, "done")
     template = "A formatting issue: {details}. Mind the braces {{}}."
     errors = ParseErrorPolicy(
@@ -405,7 +405,7 @@ async def test_broken_tool_calls_under_a_policy_are_retried_up_to_its_limit() ->
     assert "formatting issue" in policy.prompts[1]
 
 
-async def test_an_agents_stop_string_stops_the_reply_and_is_left_out() -> None:
+async def test_an_agents_stop_string_ends_the_reply_and_is_not_delivered() -> None:
     seen: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -432,14 +432,14 @@ class Hurry(RolloutHooks):
         return [Message(role="user", content="Hurry!")] if state.turn_index == 1 else None
 
 
-async def test_a_hooks_messages_are_injected_before_the_call() -> None:
+async def test_messages_from_a_hook_are_injected_before_the_call() -> None:
     policy = policy_of()
     trajectory = await run_rollout(policy, ChatAgentEnv(talker(3)), hooks=Hurry())
     assert ["Hurry!" in prompt for prompt in policy.prompts] == [False, True, True]
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
 
 
-async def test_messages_that_cannot_be_injected_leave_the_observation_as_it_was() -> None:
+async def test_messages_that_cannot_be_injected_do_not_change_the_observation() -> None:
     env = ChatAgentEnv(talker(1))
     first: Any = await env.initial_observation()
     image: Any = {"role": "user", "content": [{"type": "image", "image": "x"}]}
@@ -459,7 +459,7 @@ def blocking_talker(client: BlockingAgentClient) -> float:
     return 1.0
 
 
-async def test_an_agent_that_ignores_its_close_is_reported(caplog: Logs) -> None:
+async def test_an_agent_that_ignores_cancellation_on_close_is_reported(caplog: Logs) -> None:
     release = asyncio.Event()
 
     async def agent(client: AgentClient) -> float:
@@ -473,14 +473,14 @@ async def test_an_agent_that_ignores_its_close_is_reported(caplog: Logs) -> None
 
     env = await start(agent, close_timeout=0.02)
     await env.close()
-    assert "did not end within" in caplog.text
+    assert "is still running after" in caplog.text
     release.set()
     await asyncio.sleep(0.01)
     assert not env.is_running
 
 
-async def test_a_finally_block_of_some_seconds_is_left_to_finish() -> None:
-    """By default, some seconds pass between the first and the second cancellation."""
+async def test_a_finally_block_may_take_a_few_seconds() -> None:
+    """By default, the agent is cancelled a second time only after a few seconds."""
     steps: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -496,7 +496,7 @@ async def test_a_finally_block_of_some_seconds_is_left_to_finish() -> None:
     assert steps == ["cleaned up"]
 
 
-async def test_close_releases_what_an_agent_that_has_ended_held() -> None:
+async def test_close_releases_the_server_of_an_agent_that_has_returned() -> None:
     async def agent(client: AgentClient) -> float:
         assert client.base_url
         with contextlib.suppress(TimeoutError):
@@ -504,14 +504,14 @@ async def test_close_releases_what_an_agent_that_has_ended_held() -> None:
         return 0.0
 
     env = await start(agent)
-    await asyncio.sleep(0.5)  # the trainer samples, and the agent gives up
+    await asyncio.sleep(0.5)  # the agent gives up while the trainer is sampling
     assert not env.is_running
     assert server._servers
     await env.close()
     assert not server._servers
 
 
-def test_dropping_an_env_with_its_loop_frees_its_thread_and_warns() -> None:
+def test_dropping_an_env_with_its_loop_ends_its_thread_and_warns() -> None:
     async def start_and_drop() -> None:
         _env = await start(blocking_talker)
         await asyncio.sleep(0)
@@ -520,15 +520,15 @@ def test_dropping_an_env_with_its_loop_frees_its_thread_and_warns() -> None:
         warnings.simplefilter("always")
         asyncio.run(start_and_drop())
         gc.collect()
-    assert any("call close()" in str(w.message) for w in caught)
+    assert any("Call close()" in str(w.message) for w in caught)
     for thread in threading.enumerate():
         if thread.name.startswith("evert agent"):
             thread.join(5)
             assert not thread.is_alive()
 
 
-async def test_a_longer_episode_leaves_no_more_garbage() -> None:
-    """Conversations and their points refer to each other until the end of the episode."""
+async def test_longer_episodes_do_not_leave_more_garbage() -> None:
+    """Conversations and their points form reference cycles until the episode ends."""
 
     async def garbage_of(turns: int) -> int:
         gc.collect()
@@ -539,7 +539,7 @@ async def test_a_longer_episode_leaves_no_more_garbage() -> None:
         finally:
             gc.enable()
 
-    await garbage_of(2)  # one-time allocations
+    await garbage_of(2)  # warm up, to exclude one-time allocations
     assert abs(await garbage_of(40) - await garbage_of(4)) < 40
 
 
@@ -551,7 +551,7 @@ def test_rollout_limits_can_be_copied() -> None:
 # -- threads ---------------------------------------------------------------------------------------
 
 
-async def test_two_hundred_blocking_agents_at_once_do_not_deadlock() -> None:
+async def test_two_hundred_concurrent_blocking_agents_do_not_deadlock() -> None:
     def agent(client: BlockingAgentClient, task: str) -> bool:
         return ask_blocking(client) == task
 
@@ -579,7 +579,7 @@ async def test_each_call_records_its_task_or_thread() -> None:
         assert env.turn_callers == ["left", "right"]
 
 
-def test_a_call_after_the_envs_loop_has_ended_is_refused() -> None:
+def test_a_call_after_the_envs_loop_has_stopped_is_rejected() -> None:
     clients: list[BlockingAgentClient] = []
 
     def agent(client: BlockingAgentClient) -> float:
@@ -592,7 +592,7 @@ def test_a_call_after_the_envs_loop_has_ended_is_refused() -> None:
 
 
 class Hiding(asyncio.SelectorEventLoop):
-    """A loop that does not expose its executor, like uvloop's."""
+    """An event loop that does not expose its executor, like uvloop."""
 
     __slots__ = ("kept",)
 
@@ -606,7 +606,7 @@ class Hiding(asyncio.SelectorEventLoop):
 
 
 @pytest.mark.parametrize("size", [None, 3])
-def test_a_loop_that_hides_its_executor_keeps_it(size: int | None) -> None:
+def test_an_event_loop_that_hides_its_executor_keeps_it(size: int | None) -> None:
     loop = Hiding()
     chosen = None if size is None else ThreadPoolExecutor(size)
     if chosen is not None:

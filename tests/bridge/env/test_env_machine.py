@@ -1,18 +1,18 @@
-"""An Env as a state machine: trainers and agents act in any order.
+"""Stateful test of an Env, with trainer and agent acting in random order.
 
-A model beside the Env predicts what comes: which call is the observation, who waits in the queue,
-whether the agent runs, has ended or was closed, and how each call ends. After every rule both are
-compared. The agent's calls come from tasks and from threads, and continue, branch or change any
-earlier conversation.
+A model of the Env predicts its state: which call is the current observation, which calls are
+queued, whether the agent is running, has ended or was closed, and how each call ends. After every
+rule, the Env is compared with the model. The agent makes its calls from tasks and threads. They
+continue, branch or change any earlier conversation.
 
-1. A call is served once and in order; every waiting caller gets a reply or an error.
+1. Calls are served once and in order, and every waiting caller gets a reply or an error.
 2. An observation extends the tokens of its lineage, including the action.
-3. Nothing waits for ever: what is expected happens, or the test prints every state.
-4. Nothing is left at the end: no task, no thread.
-5. A turn is masked as given up exactly if its caller went away, or the agent ended, before it.
+3. Nothing hangs: what the model expects happens in time, or the test prints all stack traces.
+4. No task or thread is left at the end.
+5. A turn is masked as given up if and only if its caller went away or the agent ended before it.
 
-The tests play a thousand steps, the same in each run; ``make machine`` plays 10,000 random ones
-(``EVERT_MACHINE_STEPS``).
+The test plays about a thousand steps, the same in each run. ``make machine`` plays 10,000 random
+steps (``EVERT_MACHINE_STEPS``).
 """
 
 import asyncio
@@ -60,15 +60,15 @@ from evert.bridge.episode.episode import REFUSALS_BEFORE_ABORT
 from evert.bridge.tokens.renderer import prompt_renderer
 
 STEPS = int(os.environ.get("EVERT_MACHINE_STEPS", "0"))
-"""How many rules are played at least; 0: those of ``RUNS`` runs, the same each time."""
+"""Minimum number of steps (0: play the same ``RUNS`` runs each time)."""
 
 RUNS = 25
 
 LENGTH = 60
-"""Most rules of one run."""
+"""Maximum number of steps in a run."""
 
 PATIENCE = 20.0
-"""Seconds after which something hangs."""
+"""Seconds to wait before we report a hang."""
 
 TOOLS: list[list[Any] | None] = [None, [tool("add")], [tool("look"), tool("add")]]
 
@@ -93,13 +93,13 @@ class Call:
     """A model call from a task or a thread, and how it ended."""
 
     messages: list[Any]
-    is_good: bool = True  # it can be served
+    is_good: bool = True  # whether it can be served
     wants_json: bool = False
     task: "asyncio.Task[None] | None" = None
     thread: threading.Thread | None = None
     reply: Any = None
     error: BaseException | None = None
-    given_up: bool = False  # its caller went away
+    given_up: bool = False  # whether its caller went away
 
     @property
     def is_over(self) -> bool:
@@ -107,10 +107,10 @@ class Call:
 
 
 class EnvMachine(RuleBasedStateMachine):
-    """An Env, its agent, its trainer, and the model of all three."""
+    """Drives an Env with its agent and trainer, and models the expected state of all three."""
 
     played: ClassVar[int] = 0
-    """Rules played so far, by all machines."""
+    """Number of steps played so far by all machines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class EnvMachine(RuleBasedStateMachine):
         begun=st.sampled_from([True] * 9 + [False]),
     )
     def is_born(self, prime: int, begun: bool) -> None:
-        """Create the Env, and usually begin it at once; it may be given up before."""
+        """Create the Env, and usually start the episode immediately."""
         self.prime = prime
         if begun:
             self.begin()
@@ -147,18 +147,18 @@ class EnvMachine(RuleBasedStateMachine):
 
     @property
     def may_be_odd(self) -> bool:
-        """Allow an odd request only now and then: repeated refusals find little more."""
+        """Allow invalid actions only now and then, because more of them rarely find more bugs."""
         return self.age % 6 == 0
 
     async def agent(self, client: AgentClient) -> float:
-        """Wait: the rules make the calls, and say when the agent ends."""
+        """Wait while the rules make calls, until a rule ends the agent."""
         self.client = client
         return await self.finish
 
     # -- driving ---------------------------------------------------------------------------------
 
     def until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Let the loop run until the condition holds; fail if it does not soon."""
+        """Run the loop until the condition holds, or fail after ``PATIENCE`` seconds."""
 
         async def wait() -> None:
             end = time.monotonic() + PATIENCE
@@ -170,7 +170,7 @@ class EnvMachine(RuleBasedStateMachine):
                     faulthandler.dump_traceback(all_threads=True)
                     for task in asyncio.all_tasks():
                         task.print_stack()
-                    pytest.fail(f"It hangs: {what} never came.")
+                    pytest.fail(f"Timed out waiting for {what}.")
             for _ in range(3):
                 await asyncio.sleep(0)
 
@@ -187,11 +187,11 @@ class EnvMachine(RuleBasedStateMachine):
         return self.result(self.loop.create_task(moment))
 
     def ends(self, call: Call) -> None:
-        """Check that a call ends with its reply or with an error that says why not."""
-        self.until(lambda: call.is_over, "the end of a call")
+        """Wait for a call to end with a reply or an error."""
+        self.until(lambda: call.is_over, "a call to end")
 
     def ask(self, call: Call, by_thread: bool, **fields: Any) -> None:
-        """Make a call from its own task or thread, and record how it ends."""
+        """Make a call from a new task or thread and record how it ends."""
         assert self.client is not None
         endpoint, number = self.client._endpoint, len(self.calls)
         self.calls.append(call)
@@ -220,7 +220,7 @@ class EnvMachine(RuleBasedStateMachine):
     # -- the model -------------------------------------------------------------------------------
 
     def arrives(self, call: Call) -> None:
-        """Handle a new call: it is late, or it joins the queue for whoever waits."""
+        """Model a new call. If it is not too late, it joins the queue for the waiting trainer."""
         if self.life in ("ended", "closed"):
             self.late += 1
             self.ends(call)
@@ -233,12 +233,12 @@ class EnvMachine(RuleBasedStateMachine):
         if self.pending is None:
             inbox = self.env._turns.account.inbox
             assert inbox is not None
-            self.until(lambda: len(inbox._queue) > before, "the arrival of a call")
+            self.until(lambda: len(inbox._queue) > before, "a call to arrive")
         else:
             self.advances()
 
     def advances(self) -> None:
-        """Give whoever waits the next call that can be served, or the end."""
+        """Give the waiting trainer the next call that can be served, or the end of the episode."""
         while self.queue:
             call = self.queue.pop(0)
             if call.given_up:
@@ -263,7 +263,7 @@ class EnvMachine(RuleBasedStateMachine):
         return result
 
     def observes(self) -> None:
-        """Check the next observation: it extends the tokens of its lineage."""
+        """Check that the next observation extends the tokens of its lineage."""
         result = self.resolved()
         assert not isinstance(result, BaseException), result
         if isinstance(result, StepResult):
@@ -288,7 +288,7 @@ class EnvMachine(RuleBasedStateMachine):
         assert (PARSE_ERROR_MASKED_METRIC_KEY in result.metrics) == self.was_given_up
 
     def sees_the_end(self) -> None:
-        """Check that the last step ends the episode, with the whole reward."""
+        """Check that the last step ends the episode, and that all rewards are accounted for."""
         result = self.resolved()
         if self.finish.cancelled() or self.finish.exception() is not None:
             assert isinstance(result, AgentError), result
@@ -303,7 +303,7 @@ class EnvMachine(RuleBasedStateMachine):
             assert self.earned + result.reward == self.noted + self.finish.result()
 
     def closes(self) -> None:
-        """Check that closing answers all who wait, and that no later call is served."""
+        """Check that closing the Env answers all pending calls."""
         refusal = EpisodeEndedError if self.life == "ended" else EnvClosedError
         waiting = [call for call in [self.out, *self.queue] if call is not None]
         if self.life == "new" or (self.life == "running" and self.client is None):
@@ -320,7 +320,7 @@ class EnvMachine(RuleBasedStateMachine):
 
     def begin(self) -> None:
         self.pending = self.loop.create_task(self.env.initial_observation())
-        self.until(lambda: self.client is not None, "the agent's start")
+        self.until(lambda: self.client is not None, "the agent to start")
         self.life = "running"
 
     @precondition(lambda self: self.life == "new" or self.may_be_odd)
@@ -377,7 +377,7 @@ class EnvMachine(RuleBasedStateMachine):
         if call.wants_json and form != "cut" and not call.given_up:
             fits = text is not None and (text.strip() == JSON or text in CALLS[:2])
             self.retries = 0 if fits else self.retries + 1
-            if self.retries == 1:  # the same call once more
+            if self.retries == 1:  # the same call is sampled again
                 self.lineages[lineage] = prompt + action
                 self.out = call
                 self.observes()
@@ -470,7 +470,7 @@ class EnvMachine(RuleBasedStateMachine):
     def call_badly(self, messages: list[Any], by_thread: bool) -> None:
         call = Call(messages, is_good=False)
         self.ask(call, by_thread)
-        if not messages:  # refused before it is a call at all
+        if not messages:  # rejected before it reaches the inbox
             self.ends(call)
             assert isinstance(call.error, openai.BadRequestError)
             return
@@ -506,7 +506,7 @@ class EnvMachine(RuleBasedStateMachine):
             self.finish.set_exception(ValueError("boom"))
         else:
             self.finish.cancel()
-        self.until(lambda: not self.env.is_running, "the agent's end")
+        self.until(lambda: not self.env.is_running, "the agent to end")
         self.life = "ended"
         for call in [self.out, *self.queue] if self.out is not None else self.queue:
             self.ends(call)
@@ -516,7 +516,7 @@ class EnvMachine(RuleBasedStateMachine):
         if self.pending is not None:
             self.sees_the_end()
 
-    # -- always ----------------------------------------------------------------------------------
+    # -- invariants and teardown -----------------------------------------------------------------
 
     @invariant()
     def the_env_and_the_model_agree(self) -> None:
@@ -563,11 +563,11 @@ def play(runs: int, *, same: bool) -> None:
 
 
 @pytest.mark.timeout(0)
-def test_an_env_agrees_with_its_model_in_any_order_of_operations(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(refusals, "LONGEST_PAUSE", 0.01)  # it would take most of the time
+def test_an_env_agrees_with_its_model_for_any_order_of_operations(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(refusals, "LONGEST_PAUSE", 0.01)  # the test would be much slower otherwise
     EnvMachine.played = 0
     play(RUNS, same=STEPS == 0)
     while EnvMachine.played < STEPS:
         play(RUNS, same=False)
-    print(f"{EnvMachine.played:,} steps of the machine without a finding")
+    print(f"{EnvMachine.played:,} steps of the state machine found no errors")
     assert EnvMachine.played >= 500

@@ -1,4 +1,4 @@
-"""The model's context length, besides the budgets of a run."""
+"""The model's context length combined with a run's token budgets."""
 
 from contextlib import suppress
 from typing import Any
@@ -33,7 +33,7 @@ class Talkative(TokenCompleter):
 
 
 async def caps(*texts: str, own: int | None = None, **options: Any) -> list[int | None]:
-    """Return the token caps of the replies to these texts."""
+    """Send these texts and return the ``max_tokens`` of each sampling request."""
 
     async def agent(client: AgentClient) -> float:
         for text in texts:
@@ -45,7 +45,7 @@ async def caps(*texts: str, own: int | None = None, **options: Any) -> list[int 
     return policy.asked
 
 
-async def test_an_agent_may_catch_the_400_of_a_long_prompt_and_compact() -> None:
+async def test_an_agent_can_catch_the_400_for_a_long_prompt_and_compact() -> None:
     caught: list[openai.BadRequestError] = []
 
     async def agent(client: AgentClient) -> float:
@@ -111,7 +111,7 @@ IN_EACH = SequenceLimits(max_response_tokens=50)
         (talks_without_end, {"limits": IN_EACH, "context_length": CONTEXT}, StopReason.MAX_TOKENS),
     ],
 )
-async def test_an_unhandled_long_prompt_ends_with_the_cookbooks_stop_reason(
+async def test_an_unhandled_long_prompt_error_ends_with_the_cookbooks_stop_reason(
     agent: Any, options: Any, reason: StopReason, earned: float
 ) -> None:
     reward_option = {} if earned == -0.1 else {"context_overflow_reward": earned}
@@ -120,7 +120,7 @@ async def test_an_unhandled_long_prompt_ends_with_the_cookbooks_stop_reason(
     assert trajectory.stop_reason == reason
     *_, last = trajectory.transitions
     assert reward(trajectory) == last.reward == earned
-    if agent is not begins_with_it:  # else there is no turn to note it at
+    if agent is not begins_with_it:  # that agent has no turn to carry the metric
         assert last.metrics["context_overflow"] == 1.0
         assert "maximum context length" in str(last.logs["context_overflow"])
     if agent is talks_without_end:
@@ -128,25 +128,25 @@ async def test_an_unhandled_long_prompt_ends_with_the_cookbooks_stop_reason(
         assert 20 < len(sequence.response_ids) <= 50
 
 
-async def test_a_reply_is_capped_by_the_context_the_budget_and_its_own_limit() -> None:
+async def test_a_reply_is_capped_by_the_context_length_the_budget_and_the_calls_own_limit() -> None:
     length = default_renderer().build_generation_prompt([user("Hi")]).length  # type: ignore[list-item]
     for cap_of_agent, cap in ((None, CONTEXT - length), (5, 5), (500, CONTEXT - length)):
         assert await caps("Hi", own=cap_of_agent, context_length=CONTEXT) == [cap]
-    assert await caps("Hi") == [None], "of no known context"
-    assert await caps("Hi", context_length=length + 2) == [2], "the longest leaves two tokens"
+    assert await caps("Hi") == [None], "the context length is unknown"
+    assert await caps("Hi", context_length=length + 2) == [2], "two tokens are the minimum"
     assert await caps("Hi", context_length=length + 1) == []
     limits = SequenceLimits(max_response_tokens=7)
     assert await caps("Hi", "so it goes " * 5, limits=limits) == [7, 7]
 
 
-def test_an_invalid_context_length_is_refused() -> None:
+def test_an_invalid_context_length_is_rejected() -> None:
     wrong: list[Any] = [0, 2, -1, 2.5, "8192", True]
     for context in wrong:
         with pytest.raises(ValueError, match=r"^context_length is .*expected the number of tok"):
             ChatAgentEnv(asks, context_length=context)
 
 
-def test_the_tighter_limit_decides_the_stop_reason() -> None:
+def test_the_tighter_limit_determines_the_stop_reason() -> None:
     for budget, context, tokens, reason in (
         (None, None, None, StopReason.CONTEXT_OVERFLOW),
         (100, None, 98, StopReason.MAX_TOKENS),
@@ -160,7 +160,7 @@ def test_the_tighter_limit_decides_the_stop_reason() -> None:
 
 
 async def talk_on(client: AgentClient, opening: str = "Hi") -> int:
-    """Talk until a call is refused; return the number of replies."""
+    """Continue a conversation until a call is rejected, and return the number of replies."""
     messages = [user(opening)]
     with suppress(openai.BadRequestError):
         while True:
@@ -169,7 +169,9 @@ async def talk_on(client: AgentClient, opening: str = "Hi") -> int:
 
 
 @pytest.mark.parametrize("context_length", [None, CONTEXT])
-async def test_each_sequence_has_the_budget_after_its_prompt(context_length: int | None) -> None:
+async def test_each_sequence_has_the_full_budget_after_its_prompt(
+    context_length: int | None,
+) -> None:
     async def agent(client: AgentClient) -> float:
         counts = [await talk_on(client), await talk_on(client, "so it goes " * 10)]
         return float(counts[0] == counts[1] > 1)

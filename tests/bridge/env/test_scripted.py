@@ -1,4 +1,4 @@
-"""``ScriptedPolicy`` plays texts as a model would: as tokens, with an end token, within its cap."""
+"""``ScriptedPolicy`` acts like a model: it returns tokens with an end token, up to max_tokens."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def prompt(text: str) -> tinker.ModelInput:
     return tinker.ModelInput.from_ints(OUR.encode(text))
 
 
-async def test_scripted_texts_are_played_in_order_and_prompts_are_kept() -> None:
+async def test_scripted_replies_are_returned_in_order_and_prompts_are_recorded() -> None:
     image = tinker.types.ImageAssetPointerChunk(
         format="png", location="https://example.invalid/1.png", expected_tokens=9
     )
@@ -39,21 +39,21 @@ async def test_scripted_texts_are_played_in_order_and_prompts_are_kept() -> None
     assert_says(caught.value, "2 replies", "call 3", "Pass more replies, or a function")
 
 
-async def test_replies_that_are_not_texts_are_refused() -> None:
-    with pytest.raises(InvalidModelError, match=r"one string, 'yes'; expected a list of strings"):
+async def test_replies_that_are_not_strings_are_rejected() -> None:
+    with pytest.raises(InvalidModelError, match=r"single string, 'yes'; expected a list of str"):
         ScriptedPolicy("yes")
     with pytest.raises(InvalidModelError, match=r"The reply is 5 \(int\); expected"):
         await ScriptedPolicy(lambda _: 5)(prompt("a"), [])  # type: ignore[arg-type, return-value]
 
 
-async def test_replies_may_come_from_an_async_function() -> None:
+async def test_replies_can_come_from_an_async_function() -> None:
     async def echo(question: str) -> str:
         return f"{question}!"
 
     assert (await ScriptedPolicy(echo)(prompt("a"), [])).tokens == OUR.encode("a!") + END
 
 
-async def test_a_text_over_the_token_cap_is_cut_with_stop_reason_length() -> None:
+async def test_a_reply_over_max_tokens_is_cut_with_stop_reason_length() -> None:
     tokens = OUR.encode("A longer text.") + END
     for cap in range(1, len(tokens) + 1):
         action = await ScriptedPolicy(["A longer text."])(prompt("a"), [], max_tokens=cap)
@@ -63,7 +63,7 @@ async def test_a_text_over_the_token_cap_is_cut_with_stop_reason_length() -> Non
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-async def test_a_text_has_its_renderers_end_token(name: str, make_renderer: Any) -> None:
+async def test_a_reply_ends_with_the_renderers_end_token(name: str, make_renderer: Any) -> None:
     renderer = make_renderer(name)
     ends = prompt_renderer(renderer).end_tokens[:1]
     action = await ScriptedPolicy(["One."], renderer)(prompt("a"), [])

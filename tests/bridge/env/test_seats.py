@@ -1,4 +1,4 @@
-"""Seats: an agent with several trained roles has one Env per role; frozen models play opponents."""
+"""Seats: an agent with several trained roles gets an Env for each. Opponents are frozen models."""
 
 import asyncio
 import itertools
@@ -94,7 +94,7 @@ async def test_each_seat_has_its_own_env_in_every_episode_of_a_group() -> None:
         assert texts == [f"{word}<|im_end|>"] * ROUNDS
 
     builder = ChatAgentGroupBuilder(duel, group_size=3, seats=SEATS)
-    for _ in range(2):  # one group after another
+    for _ in range(2):  # a builder can be used for several groups
         group = await do_group_rollout(builder, policy())
         metrics = zip(group.metrics_G, SEATS * 3, strict=True)
         assert [seat_metrics[f"seat/{seat}/reward"] for seat_metrics, seat in metrics] == [
@@ -122,11 +122,11 @@ def blocks(client: BlockingAgentClient) -> float:
 
 
 @pytest.mark.parametrize("agent", [by_names, blocks])
-async def test_seats_may_be_called_by_name_and_from_threads(agent: Any) -> None:
+async def test_seats_can_be_called_by_name_and_from_threads(agent: Any) -> None:
     assert [rewards(trajectory) for trajectory in await play(agent)] == [[0.5], [0.5]]
 
 
-async def test_rewards_metrics_and_logs_belong_to_their_seat() -> None:
+async def test_rewards_metrics_and_logs_are_kept_per_seat() -> None:
     async def agent(client: AgentClient) -> dict[str, float]:
         await at_once(client)
         client.seat("player").reward(0.25)
@@ -155,12 +155,13 @@ async def test_a_seat_that_is_never_called_still_gets_its_reward() -> None:
     assert (waiting.reward, waiting.metrics["idle"]) == (0.5, 1.0)
     assert "no_llm_call" not in waiting.metrics
 
-    models = {"evert/player": lambda messages: "yes"}  # also where a frozen one was called alone
+    # the judge is also idle if only the frozen player was called
+    models = {"evert/player": lambda messages: "yes"}
     group = await play_group(agent, 1, policy(), seats=("judge",), models=models)
     assert group.metrics_G[0]["seat/judge/idle"] == 1.0
 
 
-async def test_a_limit_at_one_seat_stops_the_others() -> None:
+async def test_a_limit_reached_by_one_seat_stops_the_others() -> None:
     async def agent(client: AgentClient) -> float:
         while True:
             await in_turn(client)
@@ -173,7 +174,7 @@ async def test_a_limit_at_one_seat_stops_the_others() -> None:
     assert rewards(judge) == [0.25, 0.25]
 
 
-async def test_closing_one_seat_ends_the_others_whether_they_wait_or_are_sampled() -> None:
+async def test_closing_one_seat_ends_the_others_whether_waiting_or_being_sampled() -> None:
     player, judge = seat_envs(in_turn, SEATS)
     waiting = asyncio.create_task(judge.initial_observation())
     await player.initial_observation()
@@ -194,7 +195,7 @@ async def test_a_seat_does_not_time_out_while_another_is_being_sampled() -> None
     player, judge = seat_envs(in_turn, SEATS, agent_timeout=1)
     waiting = asyncio.create_task(judge.initial_observation())
     await player.initial_observation()
-    await asyncio.sleep(1.5)  # the trainer takes its time
+    await asyncio.sleep(1.5)  # a slow trainer
     assert not waiting.done()
     playing = asyncio.create_task(step(player))
     await waiting
@@ -202,33 +203,35 @@ async def test_a_seat_does_not_time_out_while_another_is_being_sampled() -> None
     assert (await playing).episode_done
 
 
-def test_seats_are_two_or_more_different_names() -> None:
+def test_seats_must_be_two_or_more_different_names() -> None:
     wrong: Any = ["player", ["player"], ["a", "a"], ["a", ""], ["a", 1], []]
     for names in wrong:
-        with pytest.raises(InvalidDatasetError, match="two or more different names"):
+        with pytest.raises(InvalidDatasetError, match="two or more unique names"):
             seat_envs(duel, names)
-    with pytest.raises(EnvStateError, match="cannot be renewed alone"):
+    with pytest.raises(EnvStateError, match="cannot be renewed on its own"):
         seat_envs(duel, SEATS)[0].renewed()
 
 
-async def test_taking_a_seat_of_an_env_without_seats_is_an_error() -> None:
-    with pytest.raises(AgentError, match="give the builder seats="):
+async def test_requesting_a_seat_in_an_env_without_seats_is_an_error() -> None:
+    with pytest.raises(AgentError, match="pass seats= to the builder"):
         await ChatAgentEnv(in_turn).initial_observation()
 
 
-async def test_closing_an_episode_before_it_begins_ends_the_waiting_seat() -> None:
+async def test_closing_an_episode_before_it_starts_ends_the_waiting_seat() -> None:
     player, judge = seat_envs(duel, SEATS)
     waiting = asyncio.create_task(player.initial_observation())
     await asyncio.sleep(0)
-    # From another event loop: asyncio's debug mode refuses what is not safe between threads.
+    # Close from another event loop. asyncio's debug mode detects calls that are not thread-safe.
     asyncio.get_running_loop().set_debug(True)
     await asyncio.to_thread(asyncio.run, judge.close())
 
-    with pytest.raises(EnvClosedError, match="the seat 'player' waited for judge"):
+    with pytest.raises(EnvClosedError, match="the seat 'player' was waiting for judge"):
         await asyncio.wait_for(waiting, 50)
 
 
-async def test_all_seats_fail_at_once_if_the_agent_cannot_be_started(monkeypatch: Patch) -> None:
+async def test_all_seats_fail_immediately_if_the_agent_cannot_be_started(
+    monkeypatch: Patch,
+) -> None:
     def fails(env: SeatEnv, roles: object, seed: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -243,7 +246,7 @@ async def test_all_seats_fail_at_once_if_the_agent_cannot_be_started(monkeypatch
 
 
 def fails_once() -> Any:
-    """Return an agent whose first episode fails at both seats."""
+    """Return an agent whose first episode fails for both seats."""
     episodes = itertools.count()
 
     async def agent(client: AgentClient) -> float:
@@ -256,7 +259,7 @@ def fails_once() -> Any:
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-async def test_a_failed_episode_is_retried_at_all_of_its_seats(group_size: int) -> None:
+async def test_a_failed_episode_is_retried_for_all_of_its_seats(group_size: int) -> None:
     strategy = RetryOnFailure(max_retries=2)
     rollout = play_group(fails_once(), group_size, policy(), strategy=strategy, seats=SEATS)
     group = await asyncio.wait_for(rollout, 30)
@@ -269,7 +272,7 @@ async def test_a_failed_episode_is_retried_at_all_of_its_seats(group_size: int) 
 
 
 async def test_retrying_one_seat_without_the_others_is_an_error(monkeypatch: Patch) -> None:
-    """Three of four is enough for this strategy, so it retries one seat and not the other."""
+    """This strategy only needs three of four rollouts, so it retries one seat but not the other."""
     monkeypatch.setattr(seats, "LONE_SEAT_PATIENCE", 0.05)
     strategy = MinViableGroup(min_successful=3, max_retries=1)
     rollout = play_group(fails_once(), 2, policy(), strategy=strategy, seats=SEATS)
@@ -319,9 +322,9 @@ async def test_a_seat_played_by_a_frozen_model_has_no_env() -> None:
 
 
 def test_a_seat_is_either_trained_or_frozen_and_at_least_one_is_trained() -> None:
-    with pytest.raises(InvalidDatasetError, match="besides judge, which frozen models play"):
+    with pytest.raises(InvalidDatasetError, match=r"plus judge \(played by frozen models\)"):
         ChatAgentGroupBuilder(debate, "a", seats=["judge"], models={"evert/judge": no})
-    # Without seats it is a plain agent, which has none to ask for.
+    # Without seats=, this is a plain agent, and nothing is checked.
     assert ChatAgentGroupBuilder(debate, "a", models={"evert/judge": no}).seats == ()
 
 
@@ -338,7 +341,9 @@ def league(folder: Path, share: float = 0.5) -> League:
 
 def test_a_league_draws_evenly_from_the_earlier_checkpoints(tmp_path: Path) -> None:
     assert League(str(tmp_path), 1.0)(SEATS, 0, 0, 7) == {}
-    assert league(tmp_path, 1.0)(SEATS, 10, 0, 7) == {}, "before the first the policy plays all"
+    assert league(tmp_path, 1.0)(SEATS, 10, 0, 7) == {}, (
+        "no earlier checkpoint: the policy plays all seats"
+    )
     full_league = league(tmp_path)
     draws = [full_league(SEATS, 25, 0, seed) for seed in range(400)]
 
@@ -354,10 +359,10 @@ def test_a_league_draws_evenly_from_the_earlier_checkpoints(tmp_path: Path) -> N
     checkpoints = tmp_path / "checkpoints.jsonl"
     checkpoints.write_text("".join(checkpoints.read_text().splitlines(keepends=True)[:-1]))
     redrawn = [full_league(SEATS, 25, 0, seed) for seed in range(50)]
-    assert redrawn == draws[:50], "whatever was saved later, a resumed run draws the same"
+    assert redrawn == draws[:50], "later checkpoints do not change the draws of a resumed run"
 
 
-async def test_all_episodes_of_a_group_meet_one_opponent_and_trained_seats_alternate() -> None:
+async def test_all_episodes_of_a_group_face_the_same_opponent_and_trained_seats_alternate() -> None:
     sizes: Any = {"batch_size": 2, "group_size": 3, "shuffle": False}
     opponents = Against(lambda seed: no)
     dataset = AgentDataset(debate, ["a", "b"], seats=SEATS, opponents=opponents, **sizes)
@@ -369,5 +374,5 @@ async def test_all_episodes_of_a_group_meet_one_opponent_and_trained_seats_alter
     group = await do_group_rollout(first, policy_of(lambda prompt: "yes"))
     assert [metrics["seat/player/reward"] for metrics in group.metrics_G] == [1.5] * 3
     assert dataset.group(0).seats == SEATS
-    with pytest.raises(InvalidDatasetError, match="opponents= needs an agent with two roles"):
+    with pytest.raises(InvalidDatasetError, match="requires an agent with at least two roles"):
         AgentDataset(debate, ["a"], opponents=opponents, **sizes)

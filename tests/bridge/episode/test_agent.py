@@ -1,4 +1,4 @@
-"""What counts as an agent, what it may return, and the options of its Env."""
+"""Supported forms of agents, their return values, and the options of their Env."""
 
 import asyncio
 import copy
@@ -139,7 +139,7 @@ def test_every_form_of_agent_is_recognised(
 
 
 def echo(*arguments: object, **options: object) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Return the arguments of the call."""
+    """Return the arguments it was called with."""
     return arguments, options
 
 
@@ -165,12 +165,12 @@ CALLED: list[tuple[Any, object, tuple[object, ...]]] = [
 ]
 
 
-def test_the_client_goes_to_the_parameter_client_and_the_task_to_the_first_other() -> None:
+def test_the_client_is_passed_as_client_and_the_task_as_the_first_other_parameter() -> None:
     for row, (agent, task, expected) in enumerate(CALLED):
         assert inspect_agent(agent, task).bound(agent, "C", task)() == (expected, {}), row
 
 
-def test_an_agents_name_says_where_to_find_it() -> None:
+def test_an_agents_name_shows_where_it_is_defined() -> None:
     for agent, name in (
         (with_client, f"{HERE}.with_client"),
         (Agents().method, f"{HERE}.Agents.method"),
@@ -182,9 +182,9 @@ def test_an_agents_name_says_where_to_find_it() -> None:
         assert agent_name(agent) == name
 
 
-NO_CALLABLE = "An agent must be a callable; got {0!r} of type {1}. Pass the function itself, not"
+NO_CALLABLE = "An agent must be callable; got {0!r} of type {1}. Pass the function itself, not"
 A_CLASS = f"got the class {HERE}.AsyncCallable. Pass an instance: AsyncCallable(...)."
-YIELDS = "is a generator function; an agent runs to its end and returns its reward. Replace `yield`"
+YIELDS = "is a generator function, but an agent must run to completion and return its reward. Repl"
 NO_TASK_GIVEN = f"{FORMS} Pass task=... if it needs one."
 NO_PARAMETER = "it has no parameter for the task"
 REFUSED: list[tuple[Any, object, list[str]]] = [
@@ -211,13 +211,15 @@ REFUSED: list[tuple[Any, object, list[str]]] = [
 
 
 @pytest.mark.parametrize(("agent", "task", "said"), REFUSED, ids=range(len(REFUSED)))
-def test_an_invalid_agent_is_described(agent: Any, task: object, said: list[str]) -> None:
+def test_the_error_for_an_invalid_agent_describes_it(
+    agent: Any, task: object, said: list[str]
+) -> None:
     with pytest.raises(InvalidAgentError) as caught:
         inspect_agent(agent, task)
     assert [text for text in said if text not in str(caught.value)] == []
 
 
-def test_every_kind_of_finite_number_is_a_reward() -> None:
+def test_every_type_of_finite_number_is_a_valid_reward() -> None:
     numbers: list[Any] = [True, 0, 3, -0.5, Fraction(1, 4), np.float32(0.5), np.float64(-2)]
     for value in (*numbers, np.uint8(7), np.bool_(True), np.bool_(False)):
         assert reward_of(value, "It") == float(value)
@@ -225,7 +227,7 @@ def test_every_kind_of_finite_number_is_a_reward() -> None:
         assert outcome_of(value, "agent", rewarded=False) == Outcome(float(value))
 
 
-def test_a_reward_that_is_not_a_finite_number_is_refused() -> None:
+def test_a_reward_that_is_not_a_finite_number_is_rejected() -> None:
     beyond = [math.nan, math.inf, -math.inf, np.float32("nan"), 10**400, Fraction(10**400)]
     values = [1j, "1.0", b"1", [1.0], {"reward": 1.0}, np.array([1.0]), object, Decimal("0.5")]
     for value in (*beyond, *values):
@@ -257,17 +259,17 @@ def test_returning_none_is_an_error_unless_client_reward_was_called() -> None:
     assert outcome_of(silent, "some.agent", rewarded=True) == silent
 
 
-def test_the_keys_of_an_outcomes_metrics_and_logs_become_texts() -> None:
+def test_the_keys_of_an_outcomes_metrics_and_logs_become_strings() -> None:
     metrics, logs = cast(Any, {1: 3}), cast(Any, {2: "won"})
     outcome = outcome_of(Outcome(True, metrics, logs), "some.agent", rewarded=False)
     assert outcome == Outcome(1.0, {"1": 3}, {"2": "won"})
     assert type(outcome.reward) is float
 
 
-async def test_a_returned_awaitable_is_refused_and_a_coroutine_closed() -> None:
+async def test_a_returned_awaitable_is_rejected_and_a_coroutine_is_closed() -> None:
     coroutine = with_client(None)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "never awaited" would be one
+        warnings.simplefilter("error")  # turn "never awaited" warnings into errors
         with pytest.raises(RewardError) as caught:
             outcome_of(coroutine, "some.agent", rewarded=True)
         assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
@@ -278,7 +280,7 @@ async def test_a_returned_awaitable_is_refused_and_a_coroutine_closed() -> None:
         outcome_of(future, "some.agent", rewarded=True)
 
 
-def test_no_task_stays_the_same_object_when_copied() -> None:
+def test_no_task_remains_a_singleton_when_copied_or_pickled() -> None:
     assert pickle.loads(pickle.dumps(NO_TASK)) is NO_TASK
     assert copy.copy(NO_TASK) is copy.deepcopy(NO_TASK) is NO_TASK
     assert repr(NO_TASK) == "NO_TASK"
@@ -295,7 +297,7 @@ def test_env_options_and_env_settings_have_the_same_names() -> None:
     assert all(f"        {name}: " in documented for name in names)
 
 
-def test_missing_options_have_their_defaults_and_a_renewed_env_keeps_its_options() -> None:
+def test_options_have_defaults_and_a_renewed_env_keeps_its_options() -> None:
     assert settings_of({}) == EnvSettings()
     assert settings_of({"limits": None}).limits == RolloutLimits()
     assert settings_of({"agent_timeout": None}).agent_timeout is None
@@ -319,7 +321,7 @@ class Wrong(Demanding):
     env_options = "gpt-5"
 
 
-async def test_options_that_a_user_passes_override_the_agents_own() -> None:
+async def test_options_passed_by_the_user_override_the_agents_own() -> None:
     brought: Any = await ChatAgentEnv(Demanding()).initial_observation()
     passed = ChatAgentEnv(Demanding(), policy_names="gpt-6").renewed()
     overridden: Any = await passed.initial_observation()
@@ -338,7 +340,7 @@ async def test_options_that_a_user_passes_override_the_agents_own() -> None:
         (Wrong(), {}, InvalidAgentError, "Wrong has env_options='gpt-5'; expected a dict"),
     ],
 )
-def test_an_unknown_option_or_value_is_refused_with_the_known_ones(
+def test_the_error_for_an_unknown_option_or_value_suggests_the_known_ones(
     agent: Any, given: Any, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):

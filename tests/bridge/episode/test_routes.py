@@ -1,4 +1,4 @@
-"""The route table: who answers the calls to a model name."""
+"""The route table, which determines who answers calls to a model name."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def judges(messages: Any) -> str:
     return "Judged."
 
 
-async def test_an_unknown_model_name_is_a_400_that_suggests_the_nearest_name() -> None:
+async def test_the_400_for_an_unknown_model_name_suggests_the_closest_name() -> None:
     policy = inbox()
     routes = Routes({"policy": policy}, {"judge": judge})
 
@@ -48,13 +48,13 @@ async def test_an_unknown_model_name_is_a_400_that_suggests_the_nearest_name() -
     with pytest.raises(openai.BadRequestError) as caught:
         routes.find("jugde")
     assert_says(caught.value, "no model 'jugde' in this episode. Did you mean 'judge'?")
-    assert_says(caught.value, "Models: policy, judge.", "client.seat(name)", "policy_names='jugde'")
+    assert_says(caught.value, "models: policy, judge.", "client.seat(name)", "policy_names='jugde'")
     assert caught.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError, match=r"episode\. Models: policy, judge\."):
-        routes.find("xyz")  # too unlike any name for a guess
+    with pytest.raises(openai.BadRequestError, match=r"Available models: policy, judge\."):
+        routes.find("xyz")  # not similar to any name
     for names, name in (("*", "gpt-5"), ("gpt-*", "gpt-5"), (("small", "*-mini"), "5-mini")):
         routes = Routes(dict.fromkeys(read_policy_names(names), policy), {"judge": judge})
-        assert routes.find(name) is policy, "a pattern takes what no frozen model has"
+        assert routes.find(name) is policy, "a pattern matches all names except frozen models'"
         assert routes.find("judge") is judge
         assert "*" not in "".join(routes.names)
         assert routes.knows("GPT-5") == (names == "*")
@@ -63,20 +63,20 @@ async def test_an_unknown_model_name_is_a_400_that_suggests_the_nearest_name() -
 def test_policy_names_are_read_and_checked() -> None:
     assert read_policy_names("policy") == ("policy",)
     assert read_policy_names(["gpt-4o", "gpt-4o-mini"]) == ("gpt-4o", "gpt-4o-mini")
-    assert read_policy_names("*") == ("policy", "*"), "after the name that a client uses"
+    assert read_policy_names("*") == ("policy", "*"), "the first name is the client's model name"
     assert read_policy_names(("gpt-*", "small")) == ("small", "gpt-*")
     wrong: list[Any] = ["", [], [""], ["a", "a"], ["a", 5], [None]]
     for names in wrong:
-        with pytest.raises(InvalidModelError, match="must be a model name or several different"):
+        with pytest.raises(InvalidModelError, match="must be a model name or a list of unique"):
             read_policy_names(names)
-    with pytest.raises(InvalidModelError, match="has the policy's own name"):
+    with pytest.raises(InvalidModelError, match="uses the name of the policy"):
         ChatAgentEnv(asks_elsewhere, policy_names=("a", "b"), models={"b": judges})
-    with pytest.raises(InvalidDatasetError, match=r"Leave policy_names out.*'evert/player'"):
+    with pytest.raises(InvalidDatasetError, match=r"Omit policy_names.*'evert/player'"):
         seat_envs(asks_elsewhere, ("player", "judge"), policy_names="gpt-5.2")
 
 
 @pytest.mark.parametrize("names", [("gpt-5.2", "o9-large"), "*"])
-async def test_a_policy_is_called_by_any_of_its_names_and_taken_over_by_each(names: Any) -> None:
+async def test_a_policy_can_be_called_and_taken_over_by_any_of_its_names(names: Any) -> None:
     async def agent(client: AgentClient) -> float:
         texts: list[str] = []
         async with openai.AsyncOpenAI(api_key="x") as sdk:
@@ -92,18 +92,18 @@ async def test_a_policy_is_called_by_any_of_its_names_and_taken_over_by_each(nam
     async def written_for_another(client: AgentClient) -> float:
         return float(await ask(client, model="gpt-4o") == "Fine.")
 
-    assert reward(await play(written_for_another)) == 1.0, "of a policy alone any name is its own"
+    assert reward(await play(written_for_another)) == 1.0, "without other models, any name works"
 
 
 STRANGER = (
-    "The agent asked for 'gpt-5.2'; the policy is called 'policy'. If the policy should answer "
-    "such calls, give it that name: policy_names='gpt-5.2'. If another model should, declare it: "
+    "The agent requested 'gpt-5.2'; the policy is called 'policy'. To send these calls to the "
+    "policy, set policy_names='gpt-5.2'. To send them to another model, declare it with "
     "models={'gpt-5.2': ...}."
 )
 
 
 async def asks_elsewhere() -> float:
-    # The call is not the policy's, so it goes to its real address, where nothing listens.
+    # This call is not for the policy, so it goes to its real address, where nothing is listening.
     url = "http://127.0.0.1:9/v1"
     async with openai.AsyncOpenAI(api_key="x", base_url=url, max_retries=0) as sdk:
         await ask(sdk, model="gpt-5.2")  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""Credit: from the rewards of a task's episodes to an advantage for every sampled token, and
-groups split into pieces, which carry the advantages through the Cookbook's unchanged loop."""
+"""Credit assignment: computing an advantage for every sampled token from a group's rewards, and
+splitting groups into pieces so that the Cookbook's unmodified training loop uses the advantages."""
 
 import pickle
 import random
@@ -45,14 +45,14 @@ def group_of(*episodes: list[float], final: list[float] | None = None) -> Group:
 
 
 def of_turns(group: Group, *how: Any) -> list[list[Any]]:
-    """Return the advantage of each turn, checked to be equal for all of its tokens."""
+    """Return the advantage of each turn, after checking that it is the same for all its tokens."""
     advantages = token_advantages(group, *how)
     assert [[len(tokens) for tokens in episode] for episode in advantages] == group.tokens
     assert all(len(set(tokens)) == 1 for episode in advantages for tokens in episode)
     return [[pytest.approx(tokens[0]) for tokens in episode] for episode in advantages]
 
 
-def test_rewards_and_returns_are_by_episode_and_by_turn() -> None:
+def test_rewards_and_returns_are_computed_per_episode_and_per_turn() -> None:
     group = group_of([1.0, 0.0, 2.0], [0.5], final=[0.0, 4.0])
 
     assert group.rewards.tolist() == [3.0, 4.5]
@@ -62,12 +62,12 @@ def test_rewards_and_returns_are_by_episode_and_by_turn() -> None:
     np.testing.assert_equal(group.returns(0.0), group.turn_rewards)
 
 
-def test_a_tokens_advantage_is_its_episodes_reward_or_turns_return_minus_the_mean() -> None:
+def test_a_tokens_advantage_is_the_episodes_reward_or_turns_return_minus_the_mean() -> None:
     assert of_turns(group_of([1.0, 0.0, 2.0], [1.0])) == [[1.0, 1.0, 1.0], [-1.0]]
     group = group_of([1.0, 0.0, 2.0], [0.0, 1.0])
     assert of_turns(group, "group", 0.0) == [[0.5, -0.5, 0.0], [-0.5, 0.5]]
     assert of_turns(group, "group", 1.0) == [[1.0, 0.5, 0.0], [-1.0, -0.5]]
-    for gamma in (None, 0.0, 0.9, 1.0):  # equal rewards in every episode: no advantage
+    for gamma in (None, 0.0, 0.9, 1.0):  # all episodes have equal rewards, so advantages are 0
         same = of_turns(group_of([0.5, 0.5], [0.5, 0.5]), "group", gamma)
         assert same == [[0.0, 0.0], [0.0, 0.0]]
 
@@ -86,7 +86,7 @@ def test_a_tokens_advantage_is_its_episodes_reward_or_turns_return_minus_the_mea
     ],
     ids=["list", "array", "tensor", "rows", "turns", "padded turns", "tokens", "padded tokens"],
 )
-def test_a_function_may_give_advantages_per_episode_turn_or_token(given: Any) -> None:
+def test_a_function_can_return_advantages_per_episode_turn_or_token(given: Any) -> None:
     def advantages(group: Group) -> Any:
         assert (group.task, group.seat) == ("a task", "")
         assert group.turn_rewards[0].tolist() == [1.0, 5.0]
@@ -95,13 +95,13 @@ def test_a_function_may_give_advantages_per_episode_turn_or_token(given: Any) ->
     assert of_turns(group_of([1.0, 5.0], [1.0]), advantages) == [[3.0, 3.0], [-1.0]]
 
 
-def test_tokens_of_a_turn_may_have_different_advantages() -> None:
+def test_tokens_of_a_turn_can_have_different_advantages() -> None:
     advantages = token_advantages(group_of([1.0], [0.0]), lambda _: [[[1, 2]], [[3, 4]]])
 
     assert advantages == [[[1.0, 2.0]], [[3.0, 4.0]]]
 
 
-EXPECTED = r"expected \[G\] = \(2,\), by episode, \[G, T\] = \(2, 3\), by turn, or \[G, T, N\] "
+EXPECTED = r"expected \[G\] = \(2,\) \(per episode\), \[G, T\] = \(2, 3\) \(per turn\) or \[G, T"
 SHAPES: list[tuple[Any, str]] = [
     (1.0, r"\(\)"),
     ([1.0, 2.0, 3.0], r"\(3,\)"),
@@ -112,19 +112,19 @@ SHAPES: list[tuple[Any, str]] = [
     (np.zeros((2, 3, 2, 1)), r"\(2, 3, 2, 1\)"),
 ]
 WRONG: list[tuple[tuple[Any, ...], str]] = [
-    *[((lambda _, g=g: g,), rf"got the shape {shape}; {EXPECTED}") for g, shape in SHAPES],
+    *[((lambda _, g=g: g,), rf"got shape {shape}; {EXPECTED}") for g, shape in SHAPES],
     *[
         ((lambda _, g=g: [1.0, g],), r"got .*; expected finite numbers")
         for g in (NAN, float("inf"), None, "1", True)
     ],
     (("turn",), "advantages is 'turn'; expected \"group\""),
     *[(("group", gamma), "gamma is .*; expected a number from 0") for gamma in (-0.1, 1.1, "1")],
-    ((lambda group: group.rewards, 0.9), 'gamma=0.9 needs advantages="group"'),
+    ((lambda group: group.rewards, 0.9), 'gamma=0.9 only works with advantages="group"'),
 ]
 
 
 @pytest.mark.parametrize(("how", "said"), WRONG, ids=range(len(WRONG)))
-def test_invalid_advantages_are_refused_with_what_is_expected(how: Any, said: str) -> None:
+def test_the_error_for_invalid_advantages_states_what_is_expected(how: Any, said: str) -> None:
     with pytest.raises(AdvantagesError, match=said):
         token_advantages(group_of([1.0, 1.0, 1.0], [1.0]), *how)
 
@@ -132,7 +132,7 @@ def test_invalid_advantages_are_refused_with_what_is_expected(how: Any, said: st
 SEATS = ("player", "judge")
 
 
-# -- in pieces -------------------------------------------------------------------------------------
+# -- splitting groups into pieces ------------------------------------------------------------------
 
 
 TURNS = 3
@@ -145,7 +145,7 @@ async def go_on(client: Any, messages: list[dict[str, Any]]) -> int:
 
 
 async def two_speakers(client: Any, task: str) -> float:
-    """Alternate two conversations; each turn of the first earns the length of its text."""
+    """Alternate between two conversations. Each reply in the first earns its length."""
     first, second = [system("one")], [system("two")]
     for _ in range(TURNS):
         client.reward(await go_on(client, first))
@@ -166,7 +166,7 @@ async def duel(client: Any, task: str) -> dict[str, float]:
 
 
 def by_token(group: Group) -> Any:
-    """Return a different advantage for nearly every token, reproducibly."""
+    """Draw a separate advantage for each token, reproducibly."""
     draw = random.Random(0)
     return [
         [[draw.choice([-1.0, 0.0, 0.25, 2.0]) for _ in range(count)] for count in episode]
@@ -189,7 +189,7 @@ async def play_three(agent: Any, **options: Any) -> TrajectoryGroup:
 
 
 def token_counts(group: TrajectoryGroup) -> Counter[tuple[tuple[int, ...], int, float, float]]:
-    """Count the trained tokens, each with the tokens before it, its log-prob and its advantage."""
+    """Count trained tokens by (preceding tokens, token, log-prob, advantage)."""
     data: list[tinker.Datum]
     data, _ = assemble_training_data([group], compute_advantages([group]))
     counts = Counter[tuple[tuple[int, ...], int, float, float]]()
@@ -225,7 +225,7 @@ async def test_each_token_is_trained_on_once_with_its_advantage(how: Any) -> Non
     assert Counter(key[3] for key in cut.elements()) == expected
 
     by_gamma = {key[3] for key in token_counts(await play_three(two_speakers, gamma=0.0))}
-    assert 0.0 in by_gamma  # every turn of the second speaker
+    assert 0.0 in by_gamma  # the second conversation earns nothing
     assert len(by_gamma) > 3
 
 
@@ -259,7 +259,9 @@ async def test_splitting_a_group_does_not_change_its_metrics() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"gamma": 0.9}], ids=["whole", "in pieces"])
-async def test_a_seat_of_constant_reward_has_no_advantage_but_its_own_metrics(options: Any) -> None:
+async def test_a_seat_with_constant_rewards_has_zero_advantages_but_its_own_metrics(
+    options: Any,
+) -> None:
     group = await play_three(duel, seats=SEATS, **options)
     metrics = compute_trajectory_metrics([group], [[]])
     player = [key for key in token_counts(group).elements() if key[3] != 0]
@@ -272,15 +274,15 @@ async def test_a_seat_of_constant_reward_has_no_advantage_but_its_own_metrics(op
 
 
 @pytest.mark.parametrize("options", [{}, {"advantages": as_ever}])
-async def test_a_group_without_advantages_or_with_equal_ones_is_not_split(options: Any) -> None:
+async def test_a_group_with_default_or_equal_advantages_is_not_split(options: Any) -> None:
     group = await play_three(two_speakers, **options)
 
     assert [len(trajectory.transitions) for trajectory in group.trajectories_G] == [2 * TURNS] * 3
-    if options:  # as the Cookbook finds groups to leave out
+    if options:  # the Cookbook uses this check to skip groups with constant rewards
         assert len(set(group.get_total_rewards())) == 1
 
 
-async def test_a_dataset_imports_the_function_and_does_not_split_test_groups() -> None:
+async def test_a_dataset_imports_the_advantages_function_and_does_not_split_test_groups() -> None:
     async def built(**options: Any) -> tuple[Any, Any]:
         tasks: Any = {"train_tasks": ["a"], "test_tasks": ["b"], "batch_size": 1}
         train, test = await AgentDatasetBuilder(agent=two_speakers, **tasks, **options)()
@@ -295,12 +297,12 @@ async def test_a_dataset_imports_the_function_and_does_not_split_test_groups() -
         await built(advantages="turn")
 
 
-def test_a_builder_checks_its_credit_and_pickles_it() -> None:
+def test_a_builder_checks_and_pickles_its_advantages_function() -> None:
     there = ChatAgentGroupBuilder(two_speakers, "task", 2, advantages=by_turn)
     assert pickle.loads(pickle.dumps(there)).advantages is by_turn
 
     builder = ChatAgentGroupBuilder(two_speakers, "task", 2, advantages=lambda group: group.rewards)
-    with pytest.raises(InvalidAgentError, match="The function that gives advantages .*<lambda> ha"):
+    with pytest.raises(InvalidAgentError, match="The advantage function .*<lambda> ha"):
         pickle.dumps(builder)
     wrong: list[Any] = [{"gamma": 2.0}, {"advantages": "turn"}]
     for options in wrong:

@@ -1,4 +1,4 @@
-"""Task samplers, the rewards that they get, and the ``Curriculum``."""
+"""Task samplers, the rewards reported to them, and ``Curriculum``."""
 
 import functools
 import pickle
@@ -22,7 +22,7 @@ FLAT, MIXED = [1.0, 1.0], [0.0, 1.0]
 
 
 class Fixed:
-    """A sampler that chooses fixed batches, and records its updates."""
+    """A sampler that returns fixed batches and records its updates."""
 
     def __init__(self, *chosen: Sequence[int]) -> None:
         self.chosen = chosen
@@ -55,14 +55,14 @@ async def play(batch: Any, strategy: RolloutStrategy | None = None) -> None:
         await do_group_rollout(group, policy_of(), strategy)
 
 
-async def test_a_batch_is_what_the_sampler_chooses() -> None:
+async def test_a_batch_has_the_tasks_that_the_sampler_chooses() -> None:
     batches = dataset(Fixed([3, 0], [2], [1, 1]))
 
-    assert len(batches) == 8, "as many batches as without one"
+    assert len(batches) == 8, "as many batches as without a sampler"
     assert [[group.task for group in batches.get_batch(i)] for i in (0, 1)] == [[3.0, 0.0], [2.0]]
     assert batches.get_batch(1)[0].batch == BatchPosition(index=1, groups=1)
     first, second = batches.get_batch(2)
-    assert first.seed != second.seed, "though they are of one task"
+    assert first.seed != second.seed, "different seeds although the task is the same"
 
 
 async def test_a_sampler_gets_the_total_rewards_of_every_group_played_in_this_process() -> None:
@@ -81,7 +81,9 @@ async def test_a_sampler_gets_the_total_rewards_of_every_group_played_in_this_pr
 
 
 @pytest.mark.parametrize("strategy", [FailFast(), LeaveOut()], ids=lambda s: type(s).__name__)
-async def test_the_sampler_gets_a_failed_group_without_rewards(strategy: RolloutStrategy) -> None:
+async def test_the_sampler_is_told_about_a_failed_group_without_rewards(
+    strategy: RolloutStrategy,
+) -> None:
     sampler = Fixed([1])
     with pytest.raises(Exception, match="This agent fails"):
         await play(dataset(sampler, fails).get_batch(0), strategy)
@@ -89,7 +91,7 @@ async def test_the_sampler_gets_a_failed_group_without_rewards(strategy: Rollout
     assert sampler.told == [(1, [])]
 
 
-def test_a_batch_with_an_unknown_task_is_refused() -> None:
+def test_a_batch_with_an_unknown_task_is_rejected() -> None:
     wrong: list[Any] = [[], [4], [-1], [0.0], ["a"]]
     for chosen in wrong:
         with pytest.raises(InvalidDatasetError) as caught:
@@ -97,7 +99,7 @@ def test_a_batch_with_an_unknown_task_is_refused() -> None:
         assert_says(caught.value, f"The sampler Fixed chose {chosen!r} for batch 2", "from 0 to 3")
 
 
-async def test_a_builder_makes_a_sampler_or_takes_one() -> None:
+async def test_a_builder_creates_a_sampler_or_accepts_one() -> None:
     async def sampler_of(value: Any) -> Any:
         builder = AgentDatasetBuilder(
             agent=pays, train_tasks=[0.0] * 9, batch_size=4, sampler=value
@@ -128,11 +130,11 @@ async def test_a_builder_makes_a_sampler_or_takes_one() -> None:
         (5, "The sampler is 5; expected an object"),
         (lambda tasks, batch_size, seed: None, "The sampler is None; expected an object"),
         ("evert:Nothing", "No sampler at 'evert:Nothing'"),
-        (functools.partial(Curriculum, retry=-0.1), "expected shares of all groups"),
-        (functools.partial(Curriculum, retry=0.6, explore=0.6), "expected shares of all groups"),
+        (functools.partial(Curriculum, retry=-0.1), "expected fractions of at least 0"),
+        (functools.partial(Curriculum, retry=0.6, explore=0.6), "expected fractions of at least 0"),
     ],
 )
-def test_an_invalid_sampler_is_refused(given: Any, said: str) -> None:
+def test_an_invalid_sampler_is_rejected(given: Any, said: str) -> None:
     with pytest.raises(InvalidDatasetError, match=said):
         make_sampler(given, 1, 1, 0)
 
@@ -143,7 +145,7 @@ def told(curriculum: Curriculum, teaching: range, flat: range = range(0)) -> Cur
     return curriculum
 
 
-def test_tasks_with_mixed_rewards_are_played_again_and_others_rest() -> None:
+def test_tasks_with_mixed_rewards_are_repeated_and_others_rest() -> None:
     curriculum = Curriculum(100, 10, retry=0.0, explore=0.0)
     first = curriculum.next(0)
     for task in first:
@@ -152,7 +154,7 @@ def test_tasks_with_mixed_rewards_are_played_again_and_others_rest() -> None:
     second = curriculum.next(1)
     assert first[0] in second
     assert not {*first[1:]} & {*second}
-    assert len({*second}) == 10, "the rest is new"
+    assert len({*second}) == 10, "the other tasks are new"
 
 
 def test_a_task_rests_after_two_groups_with_equal_rewards() -> None:
@@ -163,13 +165,13 @@ def test_a_task_rests_after_two_groups_with_equal_rewards() -> None:
         chosen += curriculum.next(0)
     assert chosen == [0, 0, 0, 0, 1]
 
-    for rewards in ([], [1.0], [0.1 + 0.2, 0.3], [0.0, 0.0]):  # they do not differ
+    for rewards in ([], [1.0], [0.1 + 0.2, 0.3], [0.0, 0.0]):  # all equal
         curriculum = Curriculum(2, 1, retry=0.0, explore=0.0)
         curriculum.update(0, rewards)
         assert curriculum.next(0) == [1], rewards
 
 
-def test_every_resting_task_is_retried_and_stays_if_its_rewards_are_mixed() -> None:
+def test_every_resting_task_is_retried_and_kept_if_its_rewards_are_mixed() -> None:
     curriculum = told(Curriculum(40, 10, retry=0.1, explore=0.0), range(20), range(20, 40))
     came: list[int] = []
     for step in range(20):
@@ -179,22 +181,22 @@ def test_every_resting_task_is_retried_and_stays_if_its_rewards_are_mixed() -> N
             curriculum.update(task, MIXED if task < 20 or task == 30 else FLAT)
 
     assert {*range(20, 40)} == {*came}
-    assert len(came) - came.count(30) == 19, "one group of ten is for them"
+    assert len(came) - came.count(30) == 19, "a tenth of all groups is for retries"
     assert came.count(30) > 1
 
 
-def test_the_shares_of_retried_and_new_tasks_are_of_all_groups() -> None:
+def test_the_fractions_of_retried_and_new_tasks_refer_to_all_groups() -> None:
     curriculum = told(Curriculum(8, 2, retry=0.25, explore=0.0), range(4), range(4, 8))
     resting = [sum(task >= 4 for task in curriculum.next(step)) for step in range(4)]
-    assert resting == [0, 1, 0, 1], "less than a group comes now and then"
+    assert resting == [0, 1, 0, 1], "half a group per batch means a group in every other batch"
     curriculum = told(Curriculum(100, 10, retry=0.0, explore=0.3), range(50))
-    assert sum(task >= 50 for task in curriculum.next(0)) == 3, "though there are enough that teach"
+    assert sum(task >= 50 for task in curriculum.next(0)) == 3, "explores despite enough good tasks"
     curriculum = told(Curriculum(5, 10), range(0), range(5))
-    assert sorted(curriculum.next(3)) == [0, 1, 2, 3, 4], "it is full though nothing teaches"
+    assert sorted(curriculum.next(3)) == [0, 1, 2, 3, 4], "full even if all tasks are resting"
 
 
 @given(seed=st.integers(0, 9), data=st.data())
-def test_the_order_in_which_groups_end_does_not_matter(seed: int, data: st.DataObject) -> None:
+def test_the_order_in_which_groups_finish_does_not_matter(seed: int, data: st.DataObject) -> None:
     first, second = Curriculum(30, 8, seed), Curriculum(30, 8, seed)
     for step in range(4):
         batch = first.next(step)
@@ -206,13 +208,13 @@ def test_the_order_in_which_groups_end_does_not_matter(seed: int, data: st.DataO
 
 
 async def flips(client: Any, task: float) -> float:
-    """Earn a random reward on half of the tasks, so that only these teach."""
+    """Give random rewards for half of the tasks, so that only these have mixed rewards."""
     await ask(client)
     return task if task % 2 else client.rng.random()
 
 
 async def deals(steps: range, path: Path | None, sampler: Sampler | None = None) -> list[list[Any]]:
-    """Play the batches of one process, and return their tasks."""
+    """Play these batches like a single process would, and return their tasks."""
     batches = dataset(sampler or Curriculum(4, 2), flips, sampler_log=path)
     dealt = []
     for step in steps:
@@ -222,18 +224,18 @@ async def deals(steps: range, path: Path | None, sampler: Sampler | None = None)
     return dealt
 
 
-async def test_a_resumed_run_chooses_the_tasks_of_an_uninterrupted_one(tmp_path: Path) -> None:
+async def test_a_resumed_run_chooses_the_same_tasks_as_an_uninterrupted_one(tmp_path: Path) -> None:
     path = tmp_path / "sampler.jsonl"
     uninterrupted = await deals(range(8), None)
-    await deals(range(5), path)  # killed after four steps were saved, say
+    await deals(range(5), path)  # as if killed after step 5, with a checkpoint at step 4
 
     assert await deals(range(4, 8), path) == uninterrupted[4:]
-    assert await deals(range(7, 8), path) == uninterrupted[7:], "and once more, after seven"
+    assert await deals(range(7, 8), path) == uninterrupted[7:], "also if resumed again, from step 7"
     records = read_sampler_log(path)
     assert [record["step"] for record in records] == sorted([*range(8)] * 2)
     sampler = Fixed([0])
     await deals(range(1), path, sampler)
-    assert len(sampler.told) == 1, "a run that starts again is told nothing"
+    assert len(sampler.told) == 1, "a run that starts from scratch ignores the log"
 
 
 async def test_a_torn_line_of_the_samplers_log_is_skipped(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``AgentDataset`` and its builder deal tasks in batches of groups; the groups' seeds decide what
+"""``AgentDataset`` and its builder: batches of groups, one per task, with seeds that determine what
 their agents draw."""
 
 import asyncio
@@ -57,7 +57,7 @@ def half_each(trajectories: list[Trajectory]) -> list[float]:
     shuffle=st.booleans(),
     seed=st.integers(),
 )
-def test_each_task_comes_once_an_epoch(
+def test_each_task_occurs_once_per_epoch(
     count: int, batch_size: int, epochs: int, shuffle: bool, seed: int
 ) -> None:
     data = dataset(range(count), batch_size=batch_size, epochs=epochs, shuffle=shuffle, seed=seed)
@@ -86,10 +86,10 @@ def test_the_order_of_tasks_depends_only_on_the_seed_and_the_epoch() -> None:
     for index in reversed(range(len(backwards))):
         assert [group.task for group in groups(backwards, index)] == batches[index]
     assert dealt(pickle.loads(pickle.dumps(straight))) == batches
-    assert groups(straight, 0)[0] is not groups(straight, 0)[0], "made anew"
+    assert groups(straight, 0)[0] is not groups(straight, 0)[0], "get_batch creates new groups"
 
 
-def test_tasks_may_be_any_sequence_and_a_batch_out_of_range_is_an_error() -> None:
+def test_tasks_can_be_any_sequence_and_a_batch_out_of_range_is_an_error() -> None:
     for tasks in (["a", "b"], ("a", "b"), "ab"):
         assert dealt(dataset(tasks, shuffle=False)) == [["a", "b"]]
     for index in (-1, 3, 100):
@@ -105,7 +105,7 @@ def test_tasks_may_be_any_sequence_and_a_batch_out_of_range_is_an_error() -> Non
             for name in ("batch_size", "group_size", "epochs")
             for size in (0, -1)
         ],
-        ({"train_tasks": []}, InvalidDatasetError, "needs at least one task, got none"),
+        ({"train_tasks": []}, InvalidDatasetError, "needs at least one task, but tasks is empty"),
         ({"train_tasks": {1, 2}}, InvalidDatasetError, "tasks is a set; expected a sequence"),
         ({"train_tasks": iter("a")}, InvalidDatasetError, "is a str_ascii_iterator; expected"),
         ({"test_tasks": 5}, InvalidDatasetError, "tasks is a int; expected a sequence"),
@@ -116,7 +116,9 @@ def test_tasks_may_be_any_sequence_and_a_batch_out_of_range_is_an_error() -> Non
         ({"group_reward": "evert:nothing"}, InvalidDatasetError, "No group reward at 'evert:no"),
     ],
 )
-async def test_bad_datasets_are_refused(options: Any, error: type[Exception], said: str) -> None:
+async def test_invalid_datasets_are_rejected(
+    options: Any, error: type[Exception], said: str
+) -> None:
     with pytest.raises(error, match=said):
         await built(**options)
 
@@ -142,7 +144,7 @@ async def test_a_builder_can_be_made_from_a_command_line() -> None:
     assert (len(train), test) == (-(-len(TRAIN_TASKS) // 32), None)
 
 
-async def test_limits_and_options_reach_the_groups_and_their_envs() -> None:
+async def test_limits_and_options_are_passed_to_the_groups_and_their_envs() -> None:
     train, _ = await built(
         limits=RolloutLimits(max_turns=2),
         env_options={"on_agent_error": -1.0, "policy_names": "us"},
@@ -161,7 +163,7 @@ async def test_limits_and_options_reach_the_groups_and_their_envs() -> None:
     assert cast("object", groups(train, 0)[0].group_reward) is len
 
 
-async def test_a_training_group_knows_its_batch_and_a_test_group_has_none() -> None:
+async def test_a_training_group_knows_its_batch_but_a_test_group_does_not() -> None:
     train, test = await built(train_tasks=range(5), test_tasks=range(2), batch_size=3)
     assert test is not None
 
@@ -188,28 +190,28 @@ def drawing(tasks: Any = "abcd", **options: Any) -> AgentDataset:
 
 
 async def noted_by(seed: int) -> list[list[list[Any]]]:
-    """Return the notes of the episodes, by batch and group."""
+    """Play all groups and return their episodes' seeds by batch and group."""
     data = drawing(seed=seed)
     return [[await notes(group) for group in data.get_batch(i)] for i in range(len(data))]
 
 
-async def test_the_seed_of_a_run_determines_the_seeds_of_its_episodes() -> None:
+async def test_a_runs_seed_determines_the_seeds_of_its_episodes() -> None:
     first, repeated, different = [await noted_by(seed) for seed in (1, 1, 2)]
 
     assert first == repeated
     flat = np.ravel(first).tolist()
     assert not {*flat} & {*np.ravel(different).tolist()}
-    assert len({*flat}) == len(flat) == 16, "members, tasks and steps all differ"
+    assert len({*flat}) == len(flat) == 16, "every episode has a different seed"
     assert all(0 <= seed < 2**32 for seed in flat)
     resumed = drawing(seed=1).get_batch(3)
-    assert [await notes(group) for group in resumed] == first[3], "also of a resumed run"
+    assert [await notes(group) for group in resumed] == first[3], "also in a resumed run"
     assert seed_of(0, 0, "a") == 3418887292, "on every machine"
 
 
-def test_a_groups_seed_does_not_depend_on_its_place_in_the_batch() -> None:
+def test_a_groups_seed_does_not_depend_on_its_position_in_the_batch() -> None:
     alone, joint = [drawing("ab", batch_size=size, shuffle=False) for size in (1, 2)]
     assert alone.get_batch(0)[0].seed == joint.get_batch(0)[0].seed
-    assert alone.get_batch(1)[0].seed != joint.get_batch(0)[1].seed, "it is another step"
+    assert alone.get_batch(1)[0].seed != joint.get_batch(0)[1].seed, "the step is different"
     held_out = [drawing("ab", held_out=True).get_batch(0)[0].seed for _ in range(2)]
     assert held_out[0] == held_out[1] != joint.get_batch(0)[0].seed
 
@@ -228,7 +230,7 @@ async def test_a_pickled_group_keeps_its_seeds_and_a_retried_episode_gets_a_new_
     assert {*seeds} == {seed_of(5, 1), seed_of(5, 2)}
 
 
-async def test_all_clients_of_an_episode_share_its_seed_and_its_generator() -> None:
+async def test_all_clients_of_an_episode_share_its_seed_and_random_generator() -> None:
     async def agent(client: Any) -> dict[str, Any]:
         player, judge = client.seat("player"), client.seat("judge")
         await asyncio.gather(ask(player), ask(judge))
@@ -245,7 +247,7 @@ async def test_all_clients_of_an_episode_share_its_seed_and_its_generator() -> N
     assert await notes(group, "drawn") == [expected.random(), expected.random()]
 
 
-async def test_an_env_draws_a_seed_unless_it_is_given_one_and_keeps_it_when_renewed() -> None:
+async def test_an_env_draws_a_seed_unless_one_is_passed_and_keeps_it_when_renewed() -> None:
     async def play_env(env: ChatAgentEnv) -> tuple[float, float]:
         metrics = (await do_single_rollout(policy_of(), env)).transitions[-1].metrics
         return metrics["seed"], metrics["drawn"]

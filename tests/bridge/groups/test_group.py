@@ -1,4 +1,4 @@
-"""Groups of episodes, as the Cookbook's strategies and executors use them."""
+"""Groups of episodes with the Cookbook's rollout strategies and executors."""
 
 import asyncio
 import functools
@@ -56,14 +56,14 @@ async def two_sub_agents(client: AgentClient) -> float:
 @pytest.mark.parametrize("agent", [two_sub_agents, blocking_agent])
 async def test_cleanup_closes_all_envs_even_running_ones(agent: Any) -> None:
     builder = ChatAgentGroupBuilder(agent, group_size=2)
-    await builder.cleanup()  # it may come early
+    await builder.cleanup()  # allowed before make_envs()
     envs = cast("list[ChatAgentEnv]", [*await builder.make_envs(), *await builder.make_envs()])
     for env in (envs[0], envs[3]):
         await env.initial_observation()
     assert [env.is_running for env in envs] == [True, False, False, True]
 
     await builder.cleanup()
-    await builder.cleanup()  # and often
+    await builder.cleanup()  # can be called repeatedly
 
     assert len(set(map(id, envs))) == 4
     assert not any(env.is_running for env in envs)
@@ -73,7 +73,9 @@ async def test_cleanup_closes_all_envs_even_running_ones(agent: Any) -> None:
     assert len(await builder.make_envs()) == 2
 
 
-async def test_cleanup_logs_an_env_that_fails_to_close_and_closes_the_others(caplog: Logs) -> None:
+async def test_cleanup_logs_an_env_that_fails_to_close_and_still_closes_the_others(
+    caplog: Logs,
+) -> None:
     class CannotClose(ChatAgentEnv):
         async def close(self) -> None:
             raise OSError("stuck")
@@ -86,7 +88,7 @@ async def test_cleanup_logs_an_env_that_fails_to_close_and_closes_the_others(cap
     await builder.cleanup()
 
     assert not env.is_running
-    assert "Closing an environment failed: OSError('stuck')" in caplog.text
+    assert "Failed to close an environment: OSError('stuck')" in caplog.text
 
 
 def unreachable_agents() -> list[Any]:
@@ -102,11 +104,11 @@ def unreachable_agents() -> list[Any]:
     return [lambda client: 1.0, inner, functools.partial(sized), local, local.__call__]
 
 
-async def test_an_agent_without_an_import_path_plays_but_does_not_pickle() -> None:
+async def test_an_agent_without_an_import_path_works_but_cannot_be_pickled() -> None:
     for agent in unreachable_agents():
         builder = ChatAgentGroupBuilder(agent, group_size=2)
         assert (await do_group_rollout(builder, policy_of())).get_total_rewards() == [1.0, 1.0]
-        with pytest.raises(InvalidAgentError, match="^The agent .* has no import path, so this"):
+        with pytest.raises(InvalidAgentError, match="^The agent .* has no import path, because"):
             pickle.dumps(builder)
     for reachable in (asks, functools.partial(asks), Outer.Inner(), Outer.Inner().__call__):
         assert pickle.loads(pickle.dumps(ChatAgentGroupBuilder(reachable))).task is NO_TASK
@@ -143,7 +145,7 @@ async def test_two_alternating_sub_agents_of_three_turns_give_two_datums() -> No
 
 
 async def main_and_sub_agent(client: AgentClient) -> Outcome:
-    """End with a call of the main conversation, after a sub-agent's that began later."""
+    """Make a call to the main agent, one to a sub-agent, and a last one to the main agent."""
     main, sub = [user("main")], [user("sub")]
     for number, messages in enumerate((main, sub, main)):
         messages += [assistant(await ask(client, *messages)), user("more")]
@@ -153,7 +155,7 @@ async def main_and_sub_agent(client: AgentClient) -> Outcome:
 
 
 async def test_the_final_transition_stays_last_in_lineage_order() -> None:
-    """The Cookbook's recipes and its evaluations read ``transitions[-1].metrics``."""
+    """The Cookbook's recipes and evaluators read ``transitions[-1].metrics``."""
     group = await do_group_rollout(ChatAgentGroupBuilder(main_and_sub_agent), policy_of())
     [trajectory] = group.trajectories_G
     *earlier, last = trajectory.transitions
@@ -171,7 +173,7 @@ async def test_the_final_transition_stays_last_in_lineage_order() -> None:
     metrics = compute_trajectory_metrics([group], [[]])
     assert metrics["env/all/solved"] == 1.0
     assert metrics["env/all/lineages"] == 2.0
-    assert metrics["env/all/calls"] == 2.0  # the mean over the three transitions that have it
+    assert metrics["env/all/calls"] == 2.0  # the mean over three transitions
 
 
 def transition(number: int) -> Transition:
@@ -180,10 +182,12 @@ def transition(number: int) -> Transition:
 
 
 @given(lineages=st.lists(st.integers(0, 3), max_size=8), not_kept=st.lists(st.just(4), max_size=2))
-def test_the_sort_is_by_lineage_and_by_end(lineages: list[int], not_kept: list[int]) -> None:
+def test_transitions_are_sorted_by_lineage_and_lineages_by_their_last_turn(
+    lineages: list[int], not_kept: list[int]
+) -> None:
     turns = [transition(number) for number in range(len(lineages))]
     trajectory = Trajectory(turns, tinker.ModelInput.empty())
-    order = sort_by_lineage(trajectory, [*lineages, *not_kept])  # the runner may keep fewer
+    order = sort_by_lineage(trajectory, [*lineages, *not_kept])  # the runner may drop some turns
 
     assert trajectory.transitions is turns
     assert order == [turn.ac.tokens[0] for turn in turns]
@@ -195,12 +199,12 @@ def test_the_sort_is_by_lineage_and_by_end(lineages: list[int], not_kept: list[i
     assert ends == sorted(ends)
 
 
-def test_sorting_keeps_the_placeholder_transition_of_an_episode_without_a_turn() -> None:
+def test_sorting_keeps_the_placeholder_transition_of_an_episode_without_turns() -> None:
     made_up = Trajectory([transition(0)], tinker.ModelInput.empty())
     assert sort_by_lineage(made_up, []) == [0]
 
 
-async def test_a_retry_after_a_timeout_leaves_no_agent_behind() -> None:
+async def test_a_retry_after_a_timeout_leaves_no_agent_running() -> None:
     builder = ChatAgentGroupBuilder(blocking_agent, group_size=2)
     stuck = iter([True])
 
@@ -225,23 +229,23 @@ def in_training(agent: Any, **options: Any) -> ChatAgentGroupBuilder:
 
 
 @pytest.mark.parametrize("strategy", [FailFast(), RetryOnFailure(), MinViableGroup()])
-async def test_a_training_group_without_a_call_is_dropped_and_closed(strategy: Any) -> None:
+async def test_a_training_group_without_any_call_is_dropped_and_closed(strategy: Any) -> None:
     builder, none = in_training(Outer.Inner()), ScriptedPolicy([])
 
     with pytest.raises(AllFailed, match="Nothing can be learned from 2 episodes of the agent .*In"):
         await do_group_rollout(builder, none, strategy)
     assert builder._envs == []
 
-    builder.batch = None  # as it is in tests
+    builder.batch = None  # as in evaluation
     group = await do_group_rollout(builder, none, strategy)
     assert group.get_total_rewards() == [1.0, 1.0]
 
 
-async def test_a_group_is_dropped_only_if_all_of_its_replies_are_masked() -> None:
+async def test_a_group_is_only_dropped_if_all_of_its_replies_are_masked() -> None:
     masks = ParseErrorPolicy(mask_error_turns=True)
     broken = '<tool_call>\n{"name": oops}\n</tool_call>'
     builder = in_training(blocking_agent, parse_error_policy=masks)
-    with pytest.raises(AllFailed, match="or every reply is masked"):
+    with pytest.raises(AllFailed, match="or because all replies are masked"):
         await do_group_rollout(builder, policy_of(broken, broken))
 
     replies = itertools.chain([broken], itertools.repeat("Yes."))
@@ -250,7 +254,7 @@ async def test_a_group_is_dropped_only_if_all_of_its_replies_are_masked() -> Non
     assert len(group.trajectories_G) == 2
 
 
-async def test_an_episode_that_the_runner_ends_still_reports_its_drift() -> None:
+async def test_an_episode_ended_by_the_runner_still_reports_its_drift() -> None:
     async def rewrites_its_history(client: AgentClient) -> float:
         messages = [user("Hi")]
         while True:

@@ -1,4 +1,4 @@
-"""Rewards that compare the episodes of a group, and a frozen model that ranks them."""
+"""Rewards that compare the episodes of a group, including ranking by a frozen model."""
 
 import asyncio
 import math
@@ -46,7 +46,7 @@ async def input_of(agent: Any = identity_agent, task: Any = 7, **options: Any) -
 
     def keep(group: PlayedGroup) -> list[float]:
         groups.append(group)
-        assert len(group.transcripts) == len(group)  # as they were played: here, not later
+        assert len(group.transcripts) == len(group)  # only available inside the reward function
         return [0.0 for _ in group]
 
     await play_with(keep, agent, task, **options)
@@ -54,7 +54,7 @@ async def input_of(agent: Any = identity_agent, task: Any = 7, **options: Any) -
     return group
 
 
-async def test_a_group_reward_gets_the_trajectories_their_task_and_their_seats() -> None:
+async def test_a_group_reward_receives_the_trajectories_their_task_and_their_seats() -> None:
     group = await input_of()
     assert [type(trajectory) for trajectory in group] == [Trajectory, Trajectory]
     assert group.task == 7
@@ -84,10 +84,10 @@ async def test_a_played_group_has_the_latest_value_of_each_metric() -> None:
             await ask(client)
 
     cut = await input_of(endless, NO_TASK, limits=RolloutLimits(max_turns=2))
-    assert cut.metrics[0]["lineages"] == 2, "also where the episode was stopped"
+    assert cut.metrics[0]["lineages"] == 2, "also if the runner stopped the episode"
 
 
-async def test_a_transcript_has_each_message_once() -> None:
+async def test_a_transcript_contains_each_message_once() -> None:
     async def alternates(client: Any) -> float:
         histories = [[user(f"I am {name}.")] for name in "AB"]
         for _ in range(2):
@@ -111,7 +111,7 @@ async def test_a_group_reward_is_added_to_the_trajectories_rewards() -> None:
     assert (group.final_rewards_G, group.get_total_rewards()) == ([0.0, 0.0], [1.0, 1.0])
 
 
-async def test_a_group_reward_may_be_async_while_other_groups_continue() -> None:
+async def test_a_group_reward_can_be_async_and_does_not_block_other_groups() -> None:
     barrier = asyncio.Barrier(2)
 
     async def waits_for_both(group: PlayedGroup) -> list[float]:
@@ -124,8 +124,8 @@ async def test_a_group_reward_may_be_async_while_other_groups_continue() -> None
     assert [group.get_total_rewards() for group in groups] == [[3.0, 3.0], [2.0, 2.0]]
 
 
-async def test_an_outcome_without_a_reward_or_with_a_metric_of_nan_is_an_error() -> None:
-    """Other invalid rewards are in the table of ``tests/faults/groups.py``."""
+async def test_an_outcome_without_a_reward_or_with_a_nan_metric_is_an_error() -> None:
+    """``tests/faults/groups.py`` covers other invalid rewards."""
     with pytest.raises(RewardError, match=r"A reward of .* is None"):
         await play_with(lambda group: [Outcome(), 1.0], identity_agent, 7)
     with pytest.raises(RewardError, match=r"The metric 'x' of .* is nan"):
@@ -135,11 +135,11 @@ async def test_an_outcome_without_a_reward_or_with_a_metric_of_nan_is_an_error()
         await play_with(lambda group: [Outcome(1.0, nothing), 1.0], identity_agent, 7)
 
 
-# -- a frozen model judges -------------------------------------------------------------------------
+# -- a frozen model as the judge -------------------------------------------------------------------
 
 
 class Judge(MessageCompleter):
-    """A judge with scripted replies: texts in turn, or a function's result; errors are raised."""
+    """A judge with scripted replies: strings, functions of the prompt, or exceptions to raise."""
 
     def __init__(self, *replies: str | Exception | Callable[[str], str]) -> None:
         self.replies = [*replies]
@@ -159,13 +159,13 @@ async def tell(client: Any, task: str) -> float:
 
 
 async def rank(model: Any, says: str, **options: Any) -> Any:
-    """Return the rewards that the judge adds, and for each whether judging failed."""
+    """Return the judge's reward for each episode, and whether judging failed."""
     reward = judge_group(model, options.pop("rubric", "The longest."), **options)
     group = await play_group(tell, len(says), *says, task="cats", group_reward=reward)
     return group.final_rewards_G, [metrics["judge/failed"] for metrics in group.metrics_G]
 
 
-async def test_a_judge_rewards_by_rank_with_a_fixed_rubric_or_one_per_task() -> None:
+async def test_a_judge_rewards_by_rank_with_a_fixed_or_a_per_task_rubric() -> None:
     judge = Judge("Let me see.\n2, 3, 1", "2,1")
 
     assert await rank(judge, "abc") == ([0.0, 1.0, 0.5], [0.0, 0.0, 0.0])
@@ -194,7 +194,7 @@ async def test_each_seat_is_ranked_separately() -> None:
     assert [metrics["seat/judge/reward"] for metrics in group.metrics_G[1::2]] == [0.0, 1.0]
 
 
-async def test_equal_attempts_are_ranked_once_and_a_single_attempt_is_not_ranked() -> None:
+async def test_identical_attempts_are_ranked_once_and_a_single_attempt_is_not_ranked() -> None:
     judge = Judge("2, 1")
     rewards, _ = await rank(judge, "aba")
 
@@ -213,13 +213,13 @@ async def test_a_reply_without_a_ranking_is_retried() -> None:
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
-async def test_without_a_ranking_rewards_are_equal_and_it_is_counted(retries: int) -> None:
+async def test_without_a_ranking_rewards_are_equal_and_a_failure_is_counted(retries: int) -> None:
     judge = Judge(*["Both are fine."] * (retries + 1))
     assert await rank(judge, "ab", retries=retries) == ([0.5, 0.5], [1.0, 1.0])
-    assert judge.replies == [], "all were asked for"
+    assert judge.replies == [], "all replies were used"
 
 
-def test_a_ranking_is_the_last_line_and_has_each_number_once() -> None:
+def test_a_ranking_is_the_last_line_and_contains_each_number_once() -> None:
     def read(text: str, *, truncated: bool = False) -> Any:
         message = Message(role="assistant", content=text)
         counts: Any = {"prompt_tokens": 0, "completion_tokens": 0}
@@ -246,13 +246,13 @@ def refusal(status: int, code: str | None = None) -> Exception:
 
 
 def held_back() -> Exception:
-    """Return the error of a call that evert does not let out of the machine."""
+    """Return the error for a call that evert's network guard blocks."""
     error = openai.APIConnectionError(request=REQUEST)
     error.__cause__ = EvertError("Not from here.")
     return error
 
 
-async def test_a_temporary_failure_of_the_judge_is_counted_and_a_lasting_one_raises() -> None:
+async def test_a_temporary_judge_failure_is_counted_but_a_permanent_one_raises() -> None:
     busy = [refusal(429), refusal(503), refusal(400, "context_length_exceeded")]
     for error in (*busy, openai.APITimeoutError(REQUEST)):
         assert await rank(Judge(error), "ab") == ([0.5, 0.5], [1.0, 1.0]), error
@@ -261,14 +261,14 @@ async def test_a_temporary_failure_of_the_judge_is_counted_and_a_lasting_one_rai
             await rank(Judge(error), "ab")
 
 
-async def test_a_model_of_the_embedded_engine_may_judge(tmp_path: Any) -> None:
-    """The tiny base gives no ranking, so the failure is counted."""
+async def test_a_model_of_the_embedded_engine_can_be_the_judge(tmp_path: Any) -> None:
+    """The tiny base does not return a ranking, so this counts as a failure."""
     with embedded_engine(tmp_path):
         model = TinkerModel("evert-tiny", max_tokens=8, temperature=0)
         assert await rank(model, "ab") == ([0.5, 0.5], [1.0, 1.0])
 
 
-def test_a_judge_pickles_and_needs_a_model() -> None:
+def test_a_judge_can_be_pickled_and_requires_a_model() -> None:
     judge = judge_group(RemoteModel("m"), "Any.")
 
     assert pickle.loads(pickle.dumps(judge)) == judge

@@ -1,4 +1,4 @@
-"""Frozen models, which an agent calls by name. Their faults are in ``tests/faults``."""
+"""Frozen models, which agents call by name. ``tests/faults`` covers models that fail."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ CALL = calling("add", x=1)
 
 
 class Judge(MessageCompleter):
-    """A model that repeats the request in capitals."""
+    """A model that repeats the last message in upper case."""
 
     def __init__(self) -> None:
         self.asked: list[list[Message]] = []
@@ -49,14 +49,14 @@ async def hello(client: AgentClient, model: str = "judge", **fields: Any) -> Any
     return await call(client, *HELLO, model=model, **fields)
 
 
-async def test_a_message_completer_answers_calls_that_are_not_transitions() -> None:
+async def test_calls_answered_by_a_message_completer_are_not_transitions() -> None:
     judge = Judge()
 
     async def agent(client: AgentClient) -> float:
         names = ["policy", "judge", "policy", "judge"]
         texts = await asyncio.gather(*(ask(client, *HELLO, model=name) for name in names))
         assert [model.id async for model in client.openai.models.list()] == ["policy", "judge"]
-        with pytest.raises(openai.BadRequestError, match="does not support tools. Declare a Token"):
+        with pytest.raises(openai.BadRequestError, match="does not support tools. Use a Token"):
             await hello(client, tools=[ADD])
         return float(texts == ["Fine.", "HELLO?"] * 2)
 
@@ -66,7 +66,7 @@ async def test_a_message_completer_answers_calls_that_are_not_transitions() -> N
     assert judge.asked == [HELLO] * 2
 
 
-async def test_a_token_completers_reply_is_parsed_with_the_envs_renderer() -> None:
+async def test_replies_of_a_token_completer_are_parsed_with_the_envs_renderer() -> None:
     helper = ScriptedPolicy([CALL, "One. Two.", "Long enough to be cut.", CALL, "{}"])
     judge, completions = Judge(), list[Any]()
 
@@ -94,7 +94,7 @@ async def test_a_token_completers_reply_is_parsed_with_the_envs_renderer() -> No
     assert judge.asked[0][-1]["content"] == instruction
 
 
-async def test_a_sync_or_async_function_of_the_messages_may_be_a_frozen_model() -> None:
+async def test_a_sync_or_async_function_can_be_a_frozen_model() -> None:
     def now(messages: list[Message]) -> str:
         return str(messages[-1]["content"]).upper()
 
@@ -122,14 +122,14 @@ def models(elsewhere: Elsewhere, monkeypatch: Patch) -> dict[str, Any]:
     return {"judge": RemoteModel("gpt-judge", elsewhere.url, "JUDGE_KEY")}
 
 
-async def test_log_probabilities_are_the_endpoints(elsewhere: Elsewhere, models: Any) -> None:
+async def test_log_probabilities_come_from_the_endpoint(elsewhere: Elsewhere, models: Any) -> None:
     tokens = [("A", [65]), ("bytes:\\xf0\\x9f", [0xF0, 0x9F]), ("<|im_end|>", None)]
     logprobs = [
         {"token": text, "bytes": raw, "logprob": -0.5, "top_logprobs": []} for text, raw in tokens
     ]
 
     async def agent(client: AgentClient) -> float:
-        with pytest.raises(openai.BadRequestError, match="this model's endpoint returned none"):
+        with pytest.raises(openai.BadRequestError, match="this model's endpoint did not"):
             await hello(client, logprobs=True)
         elsewhere.choice["logprobs"] = {"content": logprobs, "refusal": None}
         result = (await hello(client, logprobs=True)).choices[0].logprobs
@@ -152,7 +152,7 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-async def test_an_endpoint_gets_the_relevant_fields(elsewhere: Elsewhere, models: Any) -> None:
+async def test_an_endpoint_receives_the_relevant_fields(elsewhere: Elsewhere, models: Any) -> None:
     async def agent(client: AgentClient) -> float:
         for fields, expected in FIELDS:
             completion = await hello(client, **fields)
@@ -168,7 +168,7 @@ async def test_an_endpoint_gets_the_relevant_fields(elsewhere: Elsewhere, models
     assert "secret" not in repr(models)
 
 
-async def test_calls_in_a_remote_models_text_are_parsed_if_tools_were_offered(
+async def test_tool_calls_in_a_remote_models_text_are_parsed_if_tools_were_offered(
     elsewhere: Elsewhere, models: Any
 ) -> None:
     text = 'Well.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -182,7 +182,9 @@ async def test_calls_in_a_remote_models_text_are_parsed_if_tools_were_offered(
     await play_without_a_call(agent, models=models)
 
 
-async def test_remote_calls_and_reasoning_are_kept(elsewhere: Elsewhere, models: Any) -> None:
+async def test_a_remote_models_tool_calls_and_reasoning_are_kept(
+    elsewhere: Elsewhere, models: Any
+) -> None:
     made = {"id": "c7", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     said = {"role": "assistant", "content": None, "tool_calls": [made], "reasoning_content": "Hm."}
     elsewhere.choice["message"] = said
@@ -200,7 +202,7 @@ async def test_remote_calls_and_reasoning_are_kept(elsewhere: Elsewhere, models:
     assert elsewhere.asked[1][2]["messages"][1]["tool_calls"] == [made]
 
 
-async def test_an_endpoints_refusal_reaches_the_agent(elsewhere: Elsewhere, models: Any) -> None:
+async def test_an_endpoints_error_is_raised_in_the_agent(elsewhere: Elsewhere, models: Any) -> None:
     refusals = {401: openai.AuthenticationError, 404: openai.NotFoundError}
 
     async def agent(client: AgentClient) -> float:
@@ -214,13 +216,15 @@ async def test_an_endpoints_refusal_reaches_the_agent(elsewhere: Elsewhere, mode
     await play_without_a_call(agent, models=models)
 
 
-async def test_a_model_with_an_unreadable_reply_is_named(elsewhere: Elsewhere, models: Any) -> None:
+async def test_the_error_for_an_invalid_reply_names_the_model(
+    elsewhere: Elsewhere, models: Any
+) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{bad"}}
     broken = {"message": {"role": "assistant", "content": None, "tool_calls": [call]}}
     rows: list[tuple[str, dict[str, Any], str]] = [
         ("judge", {}, "The model 'judge' returned no choices: .*'total_tokens': 11"),
-        ("judge", {**elsewhere.choice, **broken}, "The model 'judge' returned an unreadable rep"),
-        ("none", {}, "returned None; expected the reply's text"),
+        ("judge", {**elsewhere.choice, **broken}, "The model 'judge' returned an invalid rep"),
+        ("none", {}, "returned None; expected the text of the reply"),
     ]
 
     async def agent(client: AgentClient) -> float:
@@ -249,7 +253,9 @@ def own_client() -> str:
 
 
 @as_agent(models={"judge": Judge()})
-async def test_a_frozen_model_answers_every_client_and_thread(client: AgentClient) -> None:
+async def test_a_frozen_model_can_be_called_with_any_client_and_from_threads(
+    client: AgentClient,
+) -> None:
     def blocking(client: AgentClient) -> str:
         return ask_blocking(client.blocking, *HELLO, model="judge")
 
@@ -270,7 +276,7 @@ class Stuck(MessageCompleter):
 
 
 class Stubborn(MessageCompleter):
-    """A model that never replies, and ignores cancellation."""
+    """A model that never replies and ignores the first cancellation."""
 
     async def __call__(self, messages: list[Message]) -> Message:
         with suppress(asyncio.CancelledError):
@@ -284,7 +290,7 @@ async def asks_the_judge(client: AgentClient) -> float:
     return 1.0
 
 
-async def test_closing_the_env_ends_a_thread_that_waits_for_a_frozen_model() -> None:
+async def test_closing_the_env_releases_a_thread_that_waits_for_a_frozen_model() -> None:
     def agent(client: BlockingAgentClient) -> float:
         ask_blocking(client, *HELLO, model="judge")
         return 1.0
@@ -300,8 +306,8 @@ async def test_closing_the_env_ends_a_thread_that_waits_for_a_frozen_model() -> 
 
 
 @pytest.mark.parametrize("judge", [Stuck, Stubborn])
-async def test_a_frozen_model_that_never_replies_is_an_error_that_names_it(judge: Any) -> None:
-    with pytest.raises(AgentError, match="'judge' gave no reply within 0.5 s") as caught:
+async def test_the_timeout_error_for_a_frozen_model_names_it(judge: Any) -> None:
+    with pytest.raises(AgentError, match="'judge' did not reply within 0.5 s") as caught:
         await play(asks_the_judge, models={"judge": judge()}, model_timeout=0.5, agent_timeout=0.2)
 
     cause = caught.value.__cause__
@@ -327,13 +333,13 @@ async def test_a_frozen_models_time_does_not_count_towards_the_agents_timeout() 
 async def test_a_remote_model_has_its_own_timeout() -> None:
     async with dripping() as url:
         models = {"judge": RemoteModel("far-away", url, timeout=0.2)}
-        with pytest.raises(AgentError, match="'judge' gave no reply within 0.2 s"):
+        with pytest.raises(AgentError, match="'judge' did not reply within 0.2 s"):
             await play(asks_the_judge, models=models, model_timeout=None)
 
 
 @asynccontextmanager
 async def dripping() -> AsyncIterator[str]:
-    """Serve an endpoint that sends a header now and then but never an answer; yield its address."""
+    """Serve an endpoint that keeps sending headers but never finishes its response."""
     connections: list[asyncio.Task[None] | None] = []
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -354,8 +360,8 @@ async def dripping() -> AsyncIterator[str]:
         await asyncio.gather(*filter(None, connections))
 
 
-def test_an_invalid_model_or_one_with_the_policys_name_is_refused() -> None:
-    with pytest.raises(InvalidModelError, match=r"models=\{'policy': ...\} has the policy's own"):
+def test_an_invalid_model_or_one_with_the_policys_name_is_rejected() -> None:
+    with pytest.raises(InvalidModelError, match=r"models=\{'policy': ...\} uses the name"):
         ChatAgentEnv(asks_the_judge, models={"policy": Judge()})
     ChatAgentEnv(asks_the_judge, models={"policy": Judge()}, policy_names="student")
     wrong: list[Any] = ["gpt-4o", None, 5, object(), Judge]

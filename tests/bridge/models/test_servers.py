@@ -1,4 +1,4 @@
-"""Sampling from self-hosted Tinker servers with the real SDK, over HTTP on this machine."""
+"""Sampling from a self-hosted Tinker server with the real SDK, over local HTTP."""
 
 import json
 import pickle
@@ -34,7 +34,7 @@ ANSWERS: dict[str, Any] = {
     "asample": {"request_id": "promised"},
     "retrieve_future": wire.SampleResponse(sequences=[SEQUENCE, SEQUENCE]).SerializeToString(),
 }
-"""What SkyRL's server 0.4.0 answers."""
+"""Responses of SkyRL's server 0.4.0."""
 
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 SOMEBODY_ELSES = "http://127.0.0.1:9/of-somebody-else"
@@ -50,7 +50,7 @@ class StandIn(ThreadingHTTPServer):
 
 
 class Answers(BaseHTTPRequestHandler):
-    """The server's handler, without keep-alive, so that the SDK leaves no connection behind."""
+    """The request handler. It does not use keep-alive, so the SDK leaves no connections open."""
 
     body = b""
 
@@ -79,7 +79,7 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[StandIn]:
-    """Yield a server that sends no sequence ids."""
+    """Run a server that does not send sequence ids."""
     with StandIn() as running:
         thread = Thread(target=running.serve_forever, args=(0.02,))
         thread.start()
@@ -90,13 +90,13 @@ def server() -> Iterator[StandIn]:
 
 @pytest.fixture(autouse=True)
 def _clients_are_closed_and_as_they_were(monkeypatch: Patch) -> Iterator[None]:
-    """Close the clients, because their heartbeats would go on and draw random numbers."""
+    """Close all SDK clients, because otherwise their heartbeats continue to draw random numbers."""
     monkeypatch.setenv("TINKER_API_KEY", "tml-of-a-test")
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     monkeypatch.setattr(older_servers, "_completed", set())
     ask = tinker.SamplingClient._send_asample_request
     load = getattr(tinker.ServiceClient, older_servers.LOAD)
-    monkeypatch.setattr(tinker.SamplingClient, "_send_asample_request", ask)  # put back at the end
+    monkeypatch.setattr(tinker.SamplingClient, "_send_asample_request", ask)  # restored at the end
     monkeypatch.setattr(tinker.ServiceClient, older_servers.LOAD, load)
     holders: list[Any] = []
     init = InternalClientHolder.__init__
@@ -105,7 +105,7 @@ def _clients_are_closed_and_as_they_were(monkeypatch: Patch) -> Iterator[None]:
         init(self, *args, **options)
         holders.append(self)
 
-    monkeypatch.setattr(InternalClientHolder, "__init__", noted)  # a pickled client's is its own
+    monkeypatch.setattr(InternalClientHolder, "__init__", noted)  # unpickling creates a new holder
     yield
     for holder in holders:
         holder.close()
@@ -117,30 +117,32 @@ def client_of(server: StandIn) -> tinker.SamplingClient:
 
 
 def sampled_ids(client: tinker.SamplingClient) -> list[str]:
-    """Sample two sequences, and return their ids."""
+    """Sample two sequences and return their ids."""
     prompt, params = tinker.ModelInput.from_ints([1, 2]), tinker.SamplingParams(max_tokens=2)
     response = client.sample(prompt=prompt, num_samples=2, sampling_params=params).result()
     assert [sequence.tokens for sequence in response.sequences] == [[7, 8], [7, 8]]
     return [sequence.sequence_id for sequence in response.sequences]
 
 
-def test_a_server_without_sequence_ids_is_sampled_once_completed(server: StandIn) -> None:
+def test_a_server_without_sequence_ids_can_be_sampled_once_patched(server: StandIn) -> None:
     client = client_of(server)
     complete_client(SOMEBODY_ELSES)
     with pytest.raises(AssertionError, match="sample_sequence_ids"):
         sampled_ids(client)
 
-    received = pickle.loads(pickle.dumps(client))  # as to a worker, which knows no other address
+    received = pickle.loads(pickle.dumps(client))  # as if sent to a worker
     complete_client(f"{address_of(received)}/")
     complete_client(server.url)
     assert sampled_ids(client) == sampled_ids(received) == ["promised-0", "promised-1"]
 
     server.answers["asample"] = {"request_id": "promised", "sample_sequence_ids": ["a", "b"]}
-    assert sampled_ids(client_of(server)) == ["a", "b"], "what it sends stays as it is"
+    assert sampled_ids(client_of(server)) == ["a", "b"], "ids sent by the server are kept"
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # the SDK deprecates what works with it still
-async def test_a_frozen_model_of_a_server_without_sequence_ids_is_sampled(server: StandIn) -> None:
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # the SDK's deprecation warnings
+async def test_a_frozen_model_on_a_server_without_sequence_ids_can_be_sampled(
+    server: StandIn,
+) -> None:
     weights = await open_weights(TinkerModel("evert-tiny", base_url=server.url))
 
     assert sampled_ids(weights.client) == ["promised-0", "promised-1"]
@@ -161,7 +163,7 @@ def test_the_hosted_service_is_never_patched(server: StandIn) -> None:
 
 @pytest.fixture
 def loaded(server: StandIn) -> list[dict[str, Any]]:
-    """Return the list of states that the server loads, each only for an existing client."""
+    """Make the server load states only into existing models, and return the list of requests."""
     requests: list[dict[str, Any]] = []
 
     def load(body: bytes) -> tuple[int, dict[str, Any]]:
@@ -185,7 +187,7 @@ def loaded(server: StandIn) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("optimizer", [True, False])
-def test_a_state_is_loaded_in_two_requests_if_one_is_refused(
+def test_a_state_is_loaded_with_two_requests_if_a_single_one_is_rejected(
     server: StandIn, loaded: list[dict[str, Any]], optimizer: bool
 ) -> None:
     service = tinker.ServiceClient(base_url=server.url)

@@ -1,4 +1,4 @@
-"""Recorded conversations, exported for chat trainers, render to the sampled tokens."""
+"""Recorded conversations that are exported for chat trainers render to the sampled tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,13 @@ def template_renderer() -> TemplateRenderer:
 
 
 class AsTheRenderer(TokenCompleter):
-    """A policy that replies as the renderer writes: with a call of ``look``, or a text."""
+    """A policy whose replies are tokenised by the renderer: a call to ``look``, or text."""
 
     def __init__(self, renderer: Renderer, *replies: str) -> None:
         self.renderer, self.replies = renderer, [*replies]
 
     async def __call__(self, model_input: Any, stop: Any, **options: Any) -> TokensWithLogprobs:
-        """Return the next reply."""
+        """Return the tokens of the next reply."""
         message = Message(role="assistant", content=self.replies.pop(0))
         if message["content"] == "CALL":
             body = ToolCall.FunctionBody(name="look", arguments='{"at": "x"}')
@@ -58,7 +58,7 @@ class AsTheRenderer(TokenCompleter):
 
 
 async def converses(client: Any) -> None:
-    """Make three calls, sending back the results of tool calls."""
+    """Make three model calls, and send back results for any tool calls."""
     messages: list[Any] = [{"role": "developer", "content": "Be brief."}, user("Look.")]
     for _ in range(3):
         completion = await call(client, *messages, **client.options)
@@ -90,7 +90,7 @@ async def record_of(path: Path, renderer: Renderer, case: str) -> RolloutRecord:
 
 
 def tokens_of(row: dict[str, Any], renderer: Renderer) -> list[int]:
-    """Return the prompt tokens of the last reply, by the run's renderer or chat template."""
+    """Render the prompt of the last reply with the run's renderer or chat template."""
     *messages, _ = row["messages"]
     if "tools" not in row:
         return renderer.build_generation_prompt(messages).to_ints()
@@ -101,12 +101,12 @@ def tokens_of(row: dict[str, Any], renderer: Renderer) -> list[int]:
 
 
 RETOKENISED = {"deepseekv3_thinking", "nemotron3"}
-"""They show a reply that they wrote themselves with other tokens, in a history."""
+"""Renderers that tokenise a reply differently once it is part of the history."""
 RETOKENISED_CALLS = RETOKENISED | {
     "qwen3_5", "qwen3_5_preserve_thinking", "nemotron3_preserve_thinking",
 }  # fmt: skip
 ONLY_FIELDS = {"kimi_k2", "kimi_k26_preserve_thinking", "gpt_oss_no_sysprompt"}
-"""Texts as sampled are not shown as they were, and the Cookbook reads no calls from a file."""
+"""Renderers that change sampled text in the history. The Cookbook cannot read calls from a file."""
 LEFT_OUT = {
     "plain": RETOKENISED,
     "tools": RETOKENISED_CALLS | ONLY_FIELDS,
@@ -133,7 +133,9 @@ async def test_exports_render_to_the_sampled_prompt(tmp_path: Path, name: str, c
     assert [tokens_of(row, renderer) for row in rows] == [record.prompts[-1]] * (not left_out)
 
 
-async def test_exported_tools_and_calls_have_the_fields_of_chat_templates(tmp_path: Path) -> None:
+async def test_exported_tools_and_calls_have_the_fields_that_chat_templates_expect(
+    tmp_path: Path,
+) -> None:
     record = await record_of(tmp_path, template_renderer(), "tools")
     [row] = FORMATS["sft"]([record], print)
 
@@ -147,14 +149,14 @@ async def test_exported_tools_and_calls_have_the_fields_of_chat_templates(tmp_pa
 
 
 class Hurried(ChatAgentEnv):
-    """An Env that injects a message into the first prompt, as a rollout hook does."""
+    """An Env that injects a message into the first prompt, like a rollout hook would."""
 
     async def initial_observation(self) -> Any:
         await super().initial_observation()
         return await self.inject_messages([Message(role="user", content="Hurry.")])
 
 
-async def test_a_prefill_and_a_hooks_message_are_in_the_conversation(tmp_path: Path) -> None:
+async def test_a_prefill_and_a_hooks_message_are_part_of_the_conversation(tmp_path: Path) -> None:
     async def agent(client: Any) -> float:
         await client.anthropic.messages.create(
             model="policy", max_tokens=50, messages=[user("A fruit?"), assistant("I like")]
@@ -172,7 +174,9 @@ async def test_a_prefill_and_a_hooks_message_are_in_the_conversation(tmp_path: P
     assert prompt.to_ints() == record.prompts[0]
 
 
-async def test_a_given_up_call_is_in_no_chat_but_marked_in_trajectories(tmp_path: Path) -> None:
+async def test_a_given_up_call_is_left_out_of_chats_but_marked_in_trajectories(
+    tmp_path: Path,
+) -> None:
     async def agent(client: Any) -> float:
         reply = await ask(client, "One?")
         await ask(client, user("One?"), assistant(reply), user("Two?"))
@@ -206,7 +210,7 @@ async def test_an_exported_trajectory_includes_retried_replies(tmp_path: Path) -
     assert texts[3].startswith("Your answer is not JSON")
 
 
-async def test_a_trajectory_is_exported_from_a_record_without_versions(tmp_path: Path) -> None:
+async def test_a_trajectory_can_be_exported_from_a_record_without_versions(tmp_path: Path) -> None:
     record = await record_of(tmp_path, template_renderer(), "format")
     damaged = RolloutRecord({**record.row, "versions": {}})
     [row] = FORMATS["atif"]([damaged], print)

@@ -1,4 +1,4 @@
-"""``explain`` shows a rollout: the caller, new messages, action and reward of each turn."""
+"""``explain`` prints a rollout with the caller, new messages, action and reward of each turn."""
 
 import asyncio
 import io
@@ -37,7 +37,7 @@ async def test_a_linear_conversation_is_shown_from_top_to_bottom() -> None:
 
     assert "turn 0  called by evert agent" in text
     assert "lineage 0" in text
-    assert text.count("| Guess.") == 1  # only what is new is shown
+    assert text.count("| Guess.") == 1  # only new messages are shown
     assert "  new     | <|im_start|>user" in text
     assert "  sampled | 512<|im_end|>" in text
     assert "  continues turn 0" in text
@@ -66,8 +66,8 @@ async def test_forks_handoffs_sub_agents_and_broken_calls_are_shown() -> None:
         return 0.0
 
     text = await explanation(forks, "512", '<tool_call>\n{"name": \n</tool_call>')
-    assert "begins a new sequence (drift: history); its first " in text
-    assert "tokens are those of turn 0" in text
+    assert "starts a new sequence (drift: history); the first " in text
+    assert "tokens are the same as in turn 0" in text
     assert "2 data, drift/history 1" in text
     assert "parse_error=1" in text
     assert "tools/calls_unparsed 1" in text
@@ -79,7 +79,7 @@ async def test_forks_handoffs_sub_agents_and_broken_calls_are_shown() -> None:
     assert "called by critic" in text
 
 
-async def test_texts_never_act_as_markup_or_terminal_commands() -> None:
+async def test_texts_are_never_interpreted_as_markup_or_terminal_commands() -> None:
     clear = "\x1b[2J\x1b]0;owned\x07\x9b31m"
 
     async def agent(client: AgentClient) -> float:
@@ -90,12 +90,12 @@ async def test_texts_never_act_as_markup_or_terminal_commands() -> None:
     text = await explanation(agent, f"[red]Yes[/red]{clear}")
 
     assert not any(unicodedata.category(letter) == "Cc" for letter in text if letter != "\n")
-    assert text.count("\N{SYMBOL FOR ESCAPE}[2J") == 3  # of the prompt, the reply and the log
+    assert text.count("\N{SYMBOL FOR ESCAPE}[2J") == 3  # in the prompt, the reply and the log
     assert "[bold]Hi[/bold]" in text
     assert "[red]Yes[/red]" in text
 
 
-async def test_a_long_line_wraps_only_in_a_console(capsys: Shown, monkeypatch: Patch) -> None:
+async def test_long_lines_are_only_wrapped_in_a_terminal(capsys: Shown, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
     async def agent(client: AgentClient) -> float:
@@ -111,7 +111,7 @@ async def test_a_long_line_wraps_only_in_a_console(capsys: Shown, monkeypatch: P
     assert max(map(len, explained(trajectory, 60).splitlines())) <= 60
 
 
-async def test_the_end_is_shown_for_sorted_turns_and_without_turns() -> None:
+async def test_the_summary_is_shown_for_sorted_turns_and_without_turns() -> None:
     async def agent(client: AgentClient) -> float:
         main, sub = [user("main")], [user("sub")]
         for messages in (main, sub, main):

@@ -1,4 +1,4 @@
-"""Records of rollouts: what is written, and what is read back."""
+"""Writing rollout records and reading them back."""
 
 import pickle
 from pathlib import Path
@@ -43,7 +43,7 @@ THREE = ("one", "two", "three")
 
 
 async def chat(client: Any, task: Any) -> float:
-    """Make three calls in one conversation, with a reward and logs on the way."""
+    """Make three calls in one conversation, with logs, metrics and an intermediate reward."""
     messages = [system("Add.")]
     for number in range(3):
         messages.append(user(f"{task['a']} + {number}?"))
@@ -63,7 +63,7 @@ async def calls_a_tool(client: Any) -> float:
 
 
 async def compacts(client: Any) -> float:
-    """Ask, start a new conversation, then branch from the first question."""
+    """Make a call, start a new conversation, then branch twice from the first one."""
     reply = await ask(client, "one")
     await ask(client, "anew")
     for word in ("left", "right"):
@@ -71,7 +71,7 @@ async def compacts(client: Any) -> float:
     return 0.0
 
 
-async def test_a_row_has_the_cookbooks_summary_and_each_conversation_once(tmp_path: Path) -> None:
+async def test_a_row_contains_the_cookbooks_summary_and_each_message_once(tmp_path: Path) -> None:
     record, trajectory = await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
     group = TrajectoryGroup([trajectory], [0.0], [{}])
     [summary] = serialize_rollout_summaries(
@@ -92,7 +92,7 @@ async def test_a_row_has_the_cookbooks_summary_and_each_conversation_once(tmp_pa
     assert [len(step["call"]["messages"]) for step in steps] == [2, 1, 1]
 
 
-async def test_a_recorded_env_holds_no_message_twice() -> None:
+async def test_a_recorded_env_keeps_each_message_only_once() -> None:
     env = Recorder("nowhere.jsonl").watch(ChatAgentEnv(chat, {"a": 1}))
     await do_single_rollout(ScriptedPolicy(THREE), env)
     assert env.transcript is not None
@@ -100,7 +100,7 @@ async def test_a_recorded_env_holds_no_message_twice() -> None:
     assert not any(call.request.messages for call in env.transcript.calls)
 
 
-async def test_an_image_in_a_prompt_is_read_back(tmp_path: Path) -> None:
+async def test_an_image_in_a_prompt_can_be_read_back(tmp_path: Path) -> None:
     image = tinker.types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3)
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     env = recorder.watch(ChatAgentEnv(chat, {"a": 1}))
@@ -113,7 +113,7 @@ async def test_an_image_in_a_prompt_is_read_back(tmp_path: Path) -> None:
     assert record.prompts[0] == [*text.to_ints(), image]
 
 
-async def test_tool_calls_are_read_back_as_messages_and_as_sampled(tmp_path: Path) -> None:
+async def test_tool_calls_can_be_read_back_as_messages_and_as_sampled(tmp_path: Path) -> None:
     record, _ = await play_recorded(tmp_path, calls_a_tool, CALL, "2")
     question, called, result, answer = record.messages()
     prefix, first, sampled, *_ = record.sampled_messages(1)
@@ -127,7 +127,7 @@ async def test_tool_calls_are_read_back_as_messages_and_as_sampled(tmp_path: Pat
     assert (first, sampled) == (question, assistant(CALL))
 
 
-async def test_each_conversation_is_read_back_as_the_agent_had_it(tmp_path: Path) -> None:
+async def test_each_conversation_is_read_back_as_the_agent_saw_it(tmp_path: Path) -> None:
     record, _ = await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
     turns = [[user(f"1 + {n}?"), assistant(word)] for n, word in enumerate(THREE)]
     assert record.messages() == [system("Add."), *turns[0], *turns[1], *turns[2]]
@@ -153,11 +153,11 @@ async def test_a_reply_that_is_retried_is_not_part_of_the_conversation(tmp_path:
     assert record.messages() == [user("JSON?"), assistant("{}")]
 
 
-async def test_missing_data_of_a_record_is_an_error(tmp_path: Path) -> None:
+async def test_missing_data_in_a_record_is_an_error(tmp_path: Path) -> None:
     async def idle(client: Any) -> float:
         return 1.0
 
-    with pytest.raises(RecordError, match="holds no rollouts.*record=True"):
+    with pytest.raises(RecordError, match="contains no rollouts.*record=True"):
         next(read_records(tmp_path))
     recorder, env = Recorder(tmp_path / "rollouts.jsonl"), ChatAgentEnv(chat, {"a": 1})
     trajectory = await do_single_rollout(ScriptedPolicy(THREE), env)
@@ -174,27 +174,29 @@ async def test_missing_data_of_a_record_is_an_error(tmp_path: Path) -> None:
     assert (record.turns, record.text, record.reward) == (0, "", 1.0)
 
 
-async def test_a_torn_last_line_spoils_no_other_line(tmp_path: Path, caplog: Logs) -> None:
+async def test_a_truncated_last_line_does_not_affect_other_lines(
+    tmp_path: Path, caplog: Logs
+) -> None:
     file = tmp_path / "rollouts.jsonl"
     await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
     content = file.read_bytes()
     file.write_bytes(content + content[:-200])
 
     assert len([*read_records(tmp_path)]) == 1
-    assert "1 lines are skipped" in caplog.text
+    assert "skipped 1 truncated lines" in caplog.text
     record, _ = await play_recorded(tmp_path, chat, *THREE, task={"a": 2})
     assert len([*read_records(tmp_path)]) == 2
     assert record.task == {"a": 2}
 
 
-async def test_a_secret_is_not_written(tmp_path: Path, monkeypatch: Patch) -> None:
+async def test_secrets_are_not_written(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "hunter2-hunter2")
     await play_recorded(tmp_path, chat, *THREE, task={"a": "hunter2-hunter2"})
 
     assert "hunter2" not in (tmp_path / "rollouts.jsonl").read_text()
 
 
-async def test_a_builder_records_its_group_in_the_order_of_play(tmp_path: Path) -> None:
+async def test_a_builder_records_its_group_in_the_order_it_was_played(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     builder = ChatAgentGroupBuilder(compacts, group_size=2, record=recorder, tags=["game"])
     builder.group_reward = lambda group: [0.25, 0.75]
@@ -206,12 +208,12 @@ async def test_a_builder_records_its_group_in_the_order_of_play(tmp_path: Path) 
     assert records[0].row["tags"] == ["game"]
     assert [step["logs"]["lineage"] for step in records[0].row["steps"]] == [0, 1, 0, 2]
     turns = group.trajectories_G[0].transitions
-    assert [turn.logs["lineage"] for turn in turns] == [1, 0, 0, 2], "sorted, later"
+    assert [turn.logs["lineage"] for turn in turns] == [1, 0, 0, 2], "turns are sorted afterwards"
 
 
 async def test_group_numbers_continue_in_a_file_and_restart_in_a_run_folder(tmp_path: Path) -> None:
     for place, numbers in ((tmp_path / "r.jsonl", [0, 1, 2]), (tmp_path / "run-1.5", [0])):
-        for groups in (2, 1):  # the second time as a process that does the batch again
+        for groups in (2, 1):  # the second recorder simulates a process that repeats the batch
             recorder = Recorder(place)
             for _ in range(groups):
                 await play_group(chat, 1, task={"a": 1}, record=recorder)
@@ -233,7 +235,7 @@ async def test_a_task_that_is_a_python_literal_is_read_back(tmp_path: Path, task
         _ = record.task
 
 
-async def test_each_seats_record_has_the_seed_of_its_agent(tmp_path: Path) -> None:
+async def test_the_record_of_each_seat_has_the_episodes_seed(tmp_path: Path) -> None:
     seen: list[int] = []
 
     async def agent(client: AgentClient) -> float:

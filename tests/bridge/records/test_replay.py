@@ -1,4 +1,4 @@
-"""Replays of agents from their records, the differences that they report, and branches."""
+"""Replaying agents from their records, reporting differences, and branching."""
 
 import asyncio
 import re
@@ -37,7 +37,7 @@ from evert.bridge.tokens.bases import base_tokenizer
 
 
 def facts(trajectory: Trajectory) -> list[tuple[Any, ...]]:
-    """Return the parts of each transition that must be equal."""
+    """Return the parts of each transition that a replay must reproduce."""
     return [
         (turn.ob.to_ints(), turn.ac, turn.reward, turn.episode_done, turn.metrics)
         for turn in trajectory.transitions
@@ -45,7 +45,7 @@ def facts(trajectory: Trajectory) -> list[tuple[Any, ...]]:
 
 
 class Says:
-    """An agent of two calls, with a second question that can be changed."""
+    """An agent with up to three calls, whose second question is configurable."""
 
     def __init__(self, second: str = "again?", *, calls: int = 2) -> None:
         self.questions = ["first?", second, "third?"][:calls]
@@ -88,7 +88,9 @@ async def draws(client: Any) -> float:
         (partial(chat, task={"a": 1}), ["one", "two", "three"]),
     ],
 )
-async def test_a_replay_equals_its_record(tmp_path: Path, agent: Any, replies: list[str]) -> None:
+async def test_a_replay_reproduces_the_record(
+    tmp_path: Path, agent: Any, replies: list[str]
+) -> None:
     record, trajectory = await play_recorded(tmp_path, agent, *replies)
 
     assert facts(await replay(record, agent)) == facts(trajectory) == facts(record.trajectory())
@@ -117,7 +119,7 @@ async def test_parallel_calls_are_matched_in_any_order(tmp_path: Path) -> None:
 
 
 class LaterFirst(ScriptedPolicy):
-    """Repeats the request; of waiting calls, it answers the one with the later name first."""
+    """A policy that repeats the caller's name, and answers the alphabetically last call first."""
 
     def __init__(self, never: str = "") -> None:
         super().__init__(lambda prompt: f"you are {self._name(prompt)}")
@@ -134,7 +136,7 @@ class LaterFirst(ScriptedPolicy):
         if name == self._never:
             await asyncio.Event().wait()
         self._asked.append(name)
-        for _ in range(20):  # the others ask meanwhile
+        for _ in range(20):  # let the others make their calls
             await asyncio.sleep(0)
         async with self._order:
             await self._order.wait_for(lambda: name == max(self._asked))
@@ -144,7 +146,7 @@ class LaterFirst(ScriptedPolicy):
 
 
 class Meets:
-    """Parallel sub-agents, each of which logs its reply and asks once more."""
+    """An agent with parallel sub-agents, each of which makes two calls."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -163,7 +165,7 @@ class Meets:
             messages += [assistant(reply), user(f"I am {name}!")]
 
 
-async def test_parallel_calls_replay_or_their_difference_is_named(tmp_path: Path) -> None:
+async def test_parallel_calls_are_replayed_or_their_difference_is_reported(tmp_path: Path) -> None:
     record, trajectory = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
     replayed = await replay(record, agent)
 
@@ -180,7 +182,9 @@ async def test_parallel_calls_replay_or_their_difference_is_named(tmp_path: Path
         await replay(record, Meets("A", "B", "Bob"), agent_timeout=0.2)
 
 
-async def test_calls_sampled_together_are_replayed_in_the_recorded_order(tmp_path: Path) -> None:
+async def test_calls_sampled_concurrently_are_replayed_in_the_recorded_order(
+    tmp_path: Path,
+) -> None:
     record, trajectory = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
     env = ChatAgentEnv(agent, seed=record.row["seed"])
 
@@ -188,7 +192,7 @@ async def test_calls_sampled_together_are_replayed_in_the_recorded_order(tmp_pat
 
 
 @pytest.mark.parametrize("play", [do_single_rollout, do_parallel_rollout])
-async def test_a_branch_of_parallel_calls_begins_at_its_turn(tmp_path: Path, play: Any) -> None:
+async def test_a_branch_of_parallel_calls_starts_at_its_turn(tmp_path: Path, play: Any) -> None:
     record, _ = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
 
     for turn in range(record.turns):
@@ -202,7 +206,7 @@ async def test_a_branch_of_parallel_calls_begins_at_its_turn(tmp_path: Path, pla
 
 
 class Counts(ScriptedPolicy):
-    """Counts how many calls wait at the same time."""
+    """A policy that counts how many calls are pending at the same time."""
 
     waiting = most = 0
 
@@ -215,7 +219,9 @@ class Counts(ScriptedPolicy):
         return await super().__call__(*args, **options)
 
 
-async def test_calls_that_wait_as_a_branch_starts_are_sampled_together(tmp_path: Path) -> None:
+async def test_calls_that_are_pending_when_a_branch_starts_are_sampled_concurrently(
+    tmp_path: Path,
+) -> None:
     record, _ = await play_together(tmp_path, agent := Meets("A", "B", "C"), LaterFirst())
 
     for turn in (0, 1, 2):
@@ -224,7 +230,7 @@ async def test_calls_that_wait_as_a_branch_starts_are_sampled_together(tmp_path:
         assert policy.most == 3
 
 
-async def test_a_replayed_call_may_wait_longer_than_the_sampling_timeout(tmp_path: Path) -> None:
+async def test_a_replayed_call_can_wait_longer_than_the_sampling_timeout(tmp_path: Path) -> None:
     asked_again = asyncio.Event()
 
     async def reply(prompt: str) -> str:
@@ -254,7 +260,7 @@ async def test_a_given_up_call_is_given_up_again_in_a_replay(tmp_path: Path) -> 
     async def guarded(client: Any) -> float:
         slow, guard = (asyncio.create_task(ask(client, f"I am {name}")) for name in "AC")
         reply = await guard
-        for _ in range(20):  # a framework takes this long to react to its guard
+        for _ in range(20):  # simulate a framework that takes a while to react to its guardrail
             await asyncio.sleep(0)
         slow.cancel()
         return float(reply == "you are C")
@@ -277,9 +283,9 @@ ROLE_COLON = get_renderer("role_colon", base_tokenizer(), model_name="evert-tiny
 SECOND = r"messages\[2\]\.content of the user was 'again\?' and is now 'again!'\."
 DIFFERENCES: list[tuple[Any, Any, dict[str, Any], str]] = [
     (Says(), Says("again!"), {}, rf"differs from its record at turn 1 \(of 2\): {SECOND}"),
-    (Says(), Says(calls=3), {}, r"at turn 2: it calls .*, with 'third\?'.* after 2 calls"),
-    (Says(), Says(calls=1), {}, r"at turn 1: it ended; in the record it called .*, with 'again\?'"),
-    (Says(), Says(), {"renderer": ROLE_COLON}, "Expected the renderer qwen3_instruct of evert-ti"),
+    (Says(), Says(calls=3), {}, r"at turn 2: it called .*, with 'third\?'.* after 2 calls"),
+    (Says(), Says(calls=1), {}, r"at turn 1: it finished. In the record, it .*, with 'again\?'"),
+    (Says(), Says(), {"renderer": ROLE_COLON}, "Expected the renderer qwen3_instruct for evert-ti"),
     (asks("one?", "two?"), asks("one?"), {}, r"messages\[1\] is missing"),
     (asks("one?"), asks("one?", "two?"), {}, r"messages\[1\] is new: .*two\?"),
     (calls_a_tool, asks("1 + 1?"), {}, "turn 0 .*: tools was .* and is now"),
@@ -287,7 +293,7 @@ DIFFERENCES: list[tuple[Any, Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("agent", "other", "options", "said"), DIFFERENCES, ids=range(7))
-async def test_the_first_turn_that_differs_is_named_with_the_difference(
+async def test_the_error_describes_the_first_turn_that_differs(
     tmp_path: Path, agent: Any, other: Any, options: Any, said: str
 ) -> None:
     record = await record_of(tmp_path, agent, CALL if agent is calls_a_tool else "one", "two")
@@ -296,16 +302,16 @@ async def test_the_first_turn_that_differs_is_named_with_the_difference(
         await replay(record, other, **options)
 
 
-async def test_a_replay_policy_without_its_env_still_names_the_turn(tmp_path: Path) -> None:
+async def test_a_replay_policy_without_its_env_still_reports_the_turn(tmp_path: Path) -> None:
     record = await record_of(tmp_path, Says(), "one", "two")
     env = ChatAgentEnv(Says("again!"))
 
-    with pytest.raises(ReplayError, match=r"turn 1 \(of 2\): Its prompt has \d+ tokens, the rec"):
+    with pytest.raises(ReplayError, match=r"turn 1 \(of 2\): The prompt has \d+ tokens and the"):
         await do_single_rollout(ReplayPolicy(record), env)
     await env.close()
 
 
-async def test_a_branch_begins_at_its_turn(tmp_path: Path) -> None:
+async def test_a_branch_starts_at_its_turn(tmp_path: Path) -> None:
     record = await record_of(tmp_path, Says(calls=3), "one", "two", "three")
     env, policy = BranchEnv(record, 1, Says(calls=3)), policy_of("other", "end")
     trajectory = await do_single_rollout(policy, env)
@@ -340,7 +346,9 @@ async def test_a_branch_has_only_its_own_turns_and_rewards(tmp_path: Path) -> No
         assert rewards(trajectory) == [0.5] * round(2 * earned)
 
 
-async def test_a_branch_samples_a_call_that_comes_while_another_is_sampled(tmp_path: Path) -> None:
+async def test_a_branch_samples_a_call_that_arrives_while_another_is_being_sampled(
+    tmp_path: Path,
+) -> None:
     async def agent(client: Any) -> float:
         async def later(pause: float) -> None:
             await asyncio.sleep(pause)
@@ -355,22 +363,22 @@ async def test_a_branch_samples_a_call_that_comes_while_another_is_sampled(tmp_p
         await do_parallel_rollout(Together(2), env)
 
 
-async def test_an_agent_that_differs_before_the_turn_is_refused(tmp_path: Path) -> None:
+async def test_an_agent_that_differs_before_the_turn_is_an_error(tmp_path: Path) -> None:
     record = await record_of(tmp_path, Says(), "one", "two")
 
-    for agent, message in ((Says("no?"), r"messages\[2\]"), (Says(calls=1), "its episode ended")):
+    for agent, message in ((Says("no?"), r"messages\[2\]"), (Says(calls=1), "the episode ended")):
         env = BranchEnv(record, 1, agent)
         with pytest.raises(ReplayError, match=message):
             await env.initial_observation()
         await env.close()
-    with pytest.raises(InvalidDatasetError, match="record of 2 turns has no turn 2"):
+    with pytest.raises(InvalidDatasetError, match="record with 2 turns has no turn 2"):
         BranchEnv(record, 2, Says())
     longer = await record_of(tmp_path / "longer", Says(calls=3), "one", "two", "three")
-    with pytest.raises(InvalidDatasetError, match="record of 2 turns has no turn 2"):
+    with pytest.raises(InvalidDatasetError, match="record with 2 turns has no turn 2"):
         BranchDataset(Says(), [longer, record], turn=2, batch_size=2, group_size=1)
 
 
-async def test_a_batch_of_branches_trains_each_sampled_token_once(tmp_path: Path) -> None:
+async def test_a_batch_of_branches_trains_on_each_sampled_token_once(tmp_path: Path) -> None:
     for replies in (["one", "two", "three"], ["four", "five", "six"]):
         await play_recorded(tmp_path, Says(calls=3), *replies)
     records, recorder = [*read_records(tmp_path)], Recorder(tmp_path / "branches.jsonl")
@@ -380,7 +388,7 @@ async def test_a_batch_of_branches_trains_each_sampled_token_once(tmp_path: Path
     policy: Numbered = Numbered(lambda prompt: f"say {len(policy.actions)}")
     groups = [await do_group_rollout(builder, policy) for builder in dataset.get_batch(0)]
     for group in groups:
-        group.final_rewards_G = [0.0, 1.0, 2.0]  # equal rewards would teach nothing
+        group.final_rewards_G = [0.0, 1.0, 2.0]  # with equal rewards, all advantages would be 0
     data, _ = assemble_training_data(groups, compute_advantages(groups))
     for datum in data:
         mask = datum.loss_fn_inputs["mask"].to_numpy()

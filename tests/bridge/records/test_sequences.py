@@ -1,5 +1,5 @@
-"""A trajectory as token sequences for other trainers: the Cookbook's data as lists. Calls that are
-excluded from training have no weight in either."""
+"""``sequences`` converts a trajectory to token sequences for other trainers, with the same content
+as the Cookbook's data. Calls that are excluded from training have zero weight in both."""
 
 import asyncio
 from functools import partial
@@ -42,7 +42,7 @@ async def three_turns(client: AgentClient) -> float:
 
 
 async def two_by_turns(client: AgentClient) -> float:
-    """Alternate the turns of two conversations."""
+    """Alternate between two conversations."""
     talks = [[user("I am A")], [user("I am B")]]
     for _ in range(2):
         for messages in talks:
@@ -51,7 +51,7 @@ async def two_by_turns(client: AgentClient) -> float:
 
 
 async def branching(client: AgentClient) -> float:
-    """Continue one conversation in two ways."""
+    """Continue a conversation in two different ways."""
     first = await ask(client)
     for text in ("Left", "Right"):
         await ask(client, "Hi", assistant(first), text)
@@ -59,7 +59,7 @@ async def branching(client: AgentClient) -> float:
 
 
 def shifted(sequence: TokenSequence) -> dict[str, Any]:
-    """Return a sequence as the Cookbook's datum has it: each position with its next token."""
+    """Convert a sequence to the layout of a Cookbook datum, whose targets are shifted by one."""
     before = [0.0] * (len(sequence.prompt_ids) - 1)
     return {
         "tokens": [*sequence.prompt_ids, *sequence.response_ids][:-1],
@@ -83,10 +83,10 @@ def of_datum(datum: tinker.Datum) -> dict[str, Any]:
         (branching, "one two three", 2),
     ],
 )
-async def test_sequences_equal_the_cookbooks_data(agent: Any, texts: str, count: int) -> None:
+async def test_sequences_match_the_cookbooks_data(agent: Any, texts: str, count: int) -> None:
     env = ChatAgentEnv(agent)
     trajectory = await do_single_rollout(Numbered(texts.split()), env)
-    alternating = sequences(trajectory)  # without the order of the group
+    alternating = sequences(trajectory)  # before sorting by lineage
     sort_by_lineage(trajectory, env.turn_lineages)
 
     found = sequences(trajectory)
@@ -97,7 +97,7 @@ async def test_sequences_equal_the_cookbooks_data(agent: Any, texts: str, count:
     assert [shifted(each) for each in found] == [of_datum(datum) for datum in data]
 
 
-async def test_a_sequence_has_the_reward_and_the_end_of_each_turn() -> None:
+async def test_a_sequence_has_the_reward_and_the_end_position_of_each_turn() -> None:
     trajectory = await play(three_turns, Numbered(["1", "2", "3"]))
 
     (sequence,) = sequences(trajectory)
@@ -111,7 +111,7 @@ async def test_a_sequence_has_the_reward_and_the_end_of_each_turn() -> None:
     assert sequences(Trajectory([], tinker.ModelInput.empty())) == []
 
 
-def test_a_prompt_with_an_image_is_refused() -> None:
+def test_a_prompt_with_an_image_is_rejected() -> None:
     image = tinker.types.ImageChunk(data=b"png", format="png", expected_tokens=3)
     prompt = tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=[1]), image])
     turn = Transition(prompt, TokensWithLogprobs([5], [-1.0]), 1.0, True)
@@ -126,7 +126,7 @@ OUT: Any = {"evert": {"train": False}}
 
 
 def is_trained(trajectory: Trajectory) -> list[bool]:
-    """Return for each turn whether its tokens have weight; data and sequences must agree."""
+    """Return whether each turn is trained on. Checks that datums and sequences agree."""
     trained = []
     for turn in trajectory.transitions:
         alone = Trajectory(transitions=[turn], final_ob=trajectory.final_ob)
@@ -170,7 +170,7 @@ async def test_every_api_can_exclude_a_call_from_training() -> None:
 async def test_client_untrained_excludes_all_of_its_calls_from_training() -> None:
     async def agent(client: AgentClient) -> float:
         found, fields = client.untrained, {"model": "policy", "messages": HELLO}
-        await ask(found, response_format={"type": "json_object"})  # it is retried
+        await ask(found, response_format={"type": "json_object"})  # retried once
         await asyncio.to_thread(ask_blocking, client.blocking.untrained)
         await found.openai.chat.completions.create(**fields)
         await found.genai.aio.models.generate_content(model="policy", contents="Hello?")
@@ -189,7 +189,7 @@ async def test_client_untrained_excludes_all_of_its_calls_from_training() -> Non
     assert is_trained(trajectory) == [False] * 7 + [True] * 3
 
 
-async def test_a_seat_of_an_untrained_client_is_untrained() -> None:
+async def test_seats_of_an_untrained_client_are_untrained() -> None:
     async def agent(client: AgentClient) -> float:
         for seat in (client.untrained.seat("a"), client.seat("b").untrained, client.seat("b")):
             await ask(seat)
@@ -202,7 +202,7 @@ async def test_a_seat_of_an_untrained_client_is_untrained() -> None:
     assert not can_be_learned_from(first)
 
 
-async def test_an_untrained_turn_between_trained_turns_has_no_weight() -> None:
+async def test_an_untrained_turn_between_trained_turns_has_zero_weight() -> None:
     async def agent(client: AgentClient) -> float:
         messages = [*HELLO]
         for number in range(3):
@@ -225,7 +225,7 @@ async def test_an_untrained_turn_between_trained_turns_has_no_weight() -> None:
     assert [turn.metrics.get("untrained") for turn in trajectory.transitions] == [None, 1.0, None]
 
 
-async def test_an_invalid_evert_field_is_refused() -> None:
+async def test_an_invalid_evert_field_is_rejected() -> None:
     async def agent(client: AgentClient) -> float:
         wrong: list[Any] = [{"train": "no"}, {"trian": False}, [False], "off"]
         for create in (client.chat.completions.create, client.openai.chat.completions.create):
@@ -239,7 +239,9 @@ async def test_an_invalid_evert_field_is_refused() -> None:
     assert reward(await play(agent)) == 1.0
 
 
-async def test_an_unknown_field_beside_evert_passes(caplog: Logs, monkeypatch: Patch) -> None:
+async def test_unknown_extra_fields_next_to_evert_are_ignored(
+    caplog: Logs, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr("evert.bridge.chat.fields._warned_names", set())
 
     async def agent(client: AgentClient) -> float:

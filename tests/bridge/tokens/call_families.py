@@ -1,8 +1,8 @@
-# ruff: noqa: E501 (a template's white space counts)
-"""A minimal chat template for each family of call formats, and calls of all kinds.
+# ruff: noqa: E501 (whitespace matters in templates)
+"""A minimal chat template for each family of tool-call formats, and a variety of calls.
 
-The templates are written for the tests, in the formats of public models. Each template's tokenizer is
-the shipped base's, with the control tokens that the template writes.
+The templates were written for these tests and follow the formats of public models. Each template uses
+the shipped base's tokenizer, extended with the template's control tokens.
 """
 
 import copy
@@ -222,7 +222,7 @@ FAMILIES: dict[str, str] = {
         text="{% if m.role == 'assistant' %}{% if m.content %}<|text|>{{ m.content }}<|/text|>{% endif %}{% else %}{{ m.content }}{% endif %}",
     ),
 }
-"""A family -> its template."""
+"""Maps each family to its template."""
 
 _HARMONY = """{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}\
 <|start|>assistant to=functions.{{ f.name }}<|channel|>commentary json<|message|>{{ f.arguments | tojson }}<|call|>{% else %}\
@@ -262,14 +262,14 @@ UNSHOWN: dict[str, tuple[str, str, list[str]]] = {
         ],
     ),
 }  # fmt: skip
-"""Families whose calls no rendering shows -> template, a reply with a call, control tokens."""
+"""Families whose templates do not render calls. Values: (template, reply with a call, control tokens)."""
 
 _MARK = re.compile(r"<\|[^|{}<> ]+\|>|</?tool_call>|</?think>|\[TOOL_CALLS\]|</?arg_(?:key|value)>")
 
 
 @cache
 def tokenizer_of(template: str, *more: str) -> Any:
-    """Return the shipped tokenizer with a template, its control tokens, and ``more`` tokens."""
+    """Return the shipped tokenizer with this template, its control tokens, and ``more`` tokens."""
     tokenizer = copy.deepcopy(base_tokenizer())
     marks = dict.fromkeys([*_MARK.findall(template), *more])
     vocabulary = tokenizer.get_vocab()

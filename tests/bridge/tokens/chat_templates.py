@@ -1,7 +1,7 @@
-# ruff: noqa: E501 (a template's white space counts)
-"""Short chat templates in the exact formats of many families, written for the tests.
+# ruff: noqa: E501 (whitespace matters in templates)
+"""Short chat templates with the exact formats of many model families, written for these tests.
 
-Each template's tokenizer is the shipped base's, with the control tokens that the template writes.
+Each template uses the shipped base's tokenizer, extended with the template's control tokens.
 """
 
 import copy
@@ -19,7 +19,7 @@ _OPENS = "{% if add_generation_prompt %}OPENING{% endif %}"
 
 
 def _turns(header: str, footer: str, opening: str, first: str = "") -> str:
-    """Return a template with one frame for all roles; ``ROLE`` becomes the message's role."""
+    """Return a template that formats all roles the same way. ``ROLE`` stands for the role."""
     header = header.replace("ROLE", "{{ m.role }}")
     frame = f"{header}{{{{ m.content }}}}{footer}"
     return f"{first}{{% for m in messages %}}{frame}{{% endfor %}}" + _OPENS.replace(
@@ -46,7 +46,7 @@ _RESULTS = """\
 
 
 def _chatml_with(call: str, before: str = "", thought: str = "") -> str:
-    """Return ChatML with tool calls of the assistant; ``c`` is a call's function."""
+    """Return a ChatML template with tool calls, in which ``c`` is the function of a call."""
     return (
         _TOOLS_FIRST
         + """{%- for m in messages %}{% if m.role == 'user' or (m.role == 'system' and not loop.first) %}<|im_start|>{{ m.role }}
@@ -128,15 +128,15 @@ TEMPLATES = {
 }  # fmt: skip
 
 ADDITIVE = {*TEMPLATES} - {"GLM, which ends no reply", "Mistral"}
-"""Those in which each message adds its own tokens."""
+"""Templates in which each message only appends tokens."""
 
 CALLING = {"Hermes", "a coder's", "names first", "a thinker's", "Mistral", "bare JSON"}
-"""Those that show tools."""
+"""Templates that support tools."""
 
 
 @cache
 def tokenizer_of(template: str) -> Any:
-    """Return the shipped tokenizer with a template and its control tokens."""
+    """Return the shipped tokenizer with this template and its control tokens."""
     tokenizer = copy.deepcopy(base_tokenizer())
     roles: tuple[str, ...] = (
         ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>") if "<|{{" in template else ()

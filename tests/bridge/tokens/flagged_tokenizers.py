@@ -1,11 +1,12 @@
-"""Tokenizers with the token flags of published ones, and every renderer on its own tokenizer.
+"""Tokenizers with the same token flags as published ones, and each renderer with its tokenizer.
 
-The shipped tokenizer's vocabulary, with one family's added tokens in place of its own. What a
-published file calls ``special`` says little: Qwen's ``<tool_call>``, DeepSeek's ``<｜User｜>`` and
-Kimi's ``<|tool_call_begin|>`` are ``special: false``, and mean as much to the model as the others.
+Each tokenizer has the shipped vocabulary with the added tokens of one model family. The ``special``
+flag in published files is not a reliable guide: Qwen's ``<tool_call>``, DeepSeek's ``<｜User｜>``
+and Kimi's ``<|tool_call_begin|>`` are ``special: false``, but the models treat them as control
+tokens.
 
-Two families are invented: ``unicode`` folds its text (NFKC) before it looks for tokens, and
-``greedy`` has tokens that swallow the white space around them, as some published ones do.
+Two families are made up: ``unicode`` normalizes text (NFKC) before it searches for added tokens,
+and the tokens of ``greedy`` swallow surrounding whitespace, like some published ones do.
 """
 
 import copy
@@ -29,15 +30,15 @@ from evert.bridge.tokens.template import TemplateRenderer
 
 @dataclass(frozen=True)
 class Tokens:
-    """The added tokens of a family.
+    """The added tokens of a model family.
 
     Attributes:
-        special: Flagged as special in the published files.
-        plain: Added, and ``special: false``.
-        bos: The token at the beginning of a sequence; None for none.
-        normalizer: Applied to a text before it is tokenised; None for none.
-        fold: Whether added tokens are looked for in the normalized text.
-        greedy: Whether tokens swallow the white space around them.
+        special: Added tokens that are flagged as special in the published files.
+        plain: Added tokens with ``special: false``.
+        bos: Beginning-of-sequence token, if any.
+        normalizer: Normalizer applied to text before tokenisation, if any.
+        fold: Whether added tokens are searched for in the normalized text.
+        greedy: Whether tokens swallow surrounding whitespace.
     """
 
     special: tuple[str, ...]
@@ -127,15 +128,15 @@ PREFIXES = {
     **{"qwen3": QWEN, "llama3": LLAMA, "deepseek": DEEPSEEK, "glm": GLM, "kimi": KIMI},
     **{"nemotron": NEMOTRON, "gpt_oss": HARMONY, "role_colon": BASE, "template": LEARNED},
 }
-"""How the names of a family's renderers begin."""
+"""Maps the prefix of a renderer's name to its family."""
 
 NAMES = sorted(set(re.findall(r'name == "([a-z0-9_]+)"', inspect.getsource(cookbook.get_renderer))))
 
 OWN_TOKENIZER = ("tml_v0", "kimi_k31_pro")
-"""Renderers that only work on the tokenizer of their own model."""
+"""Renderers that only work with their own model's tokenizer."""
 
 ODD = {"unicode qwen3_5": UNICODE, "greedy qwen3_instruct": GREEDY}
-"""Renderers on the tokenizers that are nobody's."""
+"""Renderers with the made-up tokenizers."""
 
 TEMPLATES = {
     "template objects, marked": FAMILIES["objects, marked"],
@@ -143,28 +144,28 @@ TEMPLATES = {
     "template text after calls": FAMILIES["text after calls"],
     "template_hermes": FAMILIES["objects, marked"].partition("{% endif %}")[2],
 }
-"""Renderers that learned a chat template: name -> the template, on Qwen's tokens and a few more."""
+"""Chat templates for template renderers, which use Qwen's tokens and a few more."""
 
 RENDERERS = [*(name for name in NAMES if not name.startswith(OWN_TOKENIZER)), *ODD, *TEMPLATES]
-"""Every renderer of the installed Cookbook that can be made offline, and those of templates."""
+"""Template renderers and every renderer of the installed Cookbook that can be built offline."""
 
 CLASSES = [
     *("qwen3", "qwen3_instruct", "qwen3_5", "qwen3_8_low_reasoning", "llama3", "role_colon"),
     *("deepseekv3", "deepseekv4_1", "glm5_3_low_reasoning", "kimi_k2", "kimi_k25", "nemotron3"),
     *("gpt_oss_no_sysprompt", *ODD, *TEMPLATES),
 ]
-"""One of each kind, where all of them take too long."""
+"""One renderer of each type, for tests that would take too long with all of them."""
 
 
 def tokens_of(name: str) -> Tokens:
-    """Return the added tokens of a renderer's family."""
+    """Return the added tokens for a renderer's family."""
     if name in ODD:
         return ODD[name]
     return next(tokens for prefix, tokens in PREFIXES.items() if name.startswith(prefix))
 
 
 def make_tokenizer(tokens: Tokens) -> Any:
-    """Return a tokenizer of the shipped vocabulary with only these tokens added."""
+    """Return a tokenizer with the shipped vocabulary and only these added tokens."""
     shipped = json.loads((base_path() / "tokenizer.json").read_text())
     backend = tokenizers.Tokenizer.from_str(json.dumps({**shipped, "added_tokens": []}))
     if tokens.normalizer is not None:
@@ -184,7 +185,7 @@ _tokenizer = cache(make_tokenizer)
 
 @cache
 def make_renderer(name: str) -> cookbook.Renderer:
-    """Return a renderer by name, the Cookbook's or a template's, on a tokenizer of its family."""
+    """Return a Cookbook or template renderer by name, with a tokenizer of its family."""
     tokenizer = _tokenizer(tokens_of(name))
     if name in TEMPLATES:
         tokenizer = copy.deepcopy(tokenizer)
@@ -196,7 +197,7 @@ def make_renderer(name: str) -> cookbook.Renderer:
 
 
 def literals(name: str) -> dict[str, int]:
-    """Return the id of each added token by its text; no text may produce these ids."""
+    """Map the text of each added token to its id. No text in a request may produce these ids."""
     tokenizer: Any = make_renderer(name).tokenizer
     added = tokenizer.added_tokens_decoder
     return {str(token): number for number, token in added.items()}

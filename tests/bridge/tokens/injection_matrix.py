@@ -1,7 +1,7 @@
-"""Checks that a prompt has no more control tokens than with harmless letters as its texts.
+"""Checks that a prompt has the same control tokens as if its texts were harmless letters.
 
-A *finding* is a combination of renderer, dialect, shape, field and literal for which the number of
-a control token differs, or the prompt's text does.
+A *finding* is a combination of renderer, dialect, shape, field and literal for which the count of a
+control token or the text of the prompt differs.
 """
 
 import itertools
@@ -23,20 +23,20 @@ PromptOf = Callable[[str, str, Any], list[int] | None]
 
 
 def innocent(text: str) -> str:
-    """Return as many harmless letters as the text has characters."""
+    """Replace all characters except whitespace with a harmless letter."""
     return "".join(c if c.isspace() else "a" for c in text)
 
 
 @dataclass
 class Matrix:
-    """The findings about one renderer.
+    """The findings for one renderer.
 
     Attributes:
-        name: The renderer.
-        prompt_of: Makes a prompt from a renderer's name, a dialect and a body.
-        checked: Combinations of a dialect, a field and a literal that were checked.
-        refused: Combinations that were a 400 although letters were not.
-        findings: One line each.
+        name: Name of the renderer.
+        prompt_of: Function of a renderer name, a dialect and a body that returns the prompt.
+        checked: Number of (dialect, field, literal) combinations checked so far.
+        refused: Combinations that got a 400 although harmless letters did not.
+        findings: One line per finding.
     """
 
     name: str
@@ -51,16 +51,16 @@ class Matrix:
         self._expected: dict[tuple[str, str, str], tuple[list[int], Counter[int]] | None] = {}
 
     def try_each(self, dialect: str, shape: str, text: str, count: int) -> None:
-        """Put a text, which holds ``count`` literals, into each slot of a shape in turn."""
+        """Check each slot of a shape separately with a text that contains ``count`` literals."""
         for slot in slots(SHAPES[dialect][shape]):
             self._check(dialect, shape, [slot], text, count)
 
     def try_all(
         self, dialect: str, shape: str, text: str, count: int = 1, *, is_read: bool = False
     ) -> None:
-        """Put a text into all slots of a shape at once; on a finding, locate the slot.
+        """Fill all slots of a shape with a text. If there is a finding, locate the slot.
 
-        With ``is_read``, the text of the prompt is compared, too.
+        With ``is_read``, also compare the text of the prompt.
         """
         every = slots(SHAPES[dialect][shape])
         before, refused = len(self.findings), len(self.refused)
@@ -75,7 +75,7 @@ class Matrix:
             self.findings += [] if len(self.findings) > before else combined
 
     def _find(self, dialect: str, shape: str, every: list[str], text: str) -> None:
-        """Locate a finding: in one slot, or in two adjacent ones."""
+        """Locate a finding in a single slot or in two adjacent ones."""
         before = len(self.findings)
         self.try_each(dialect, shape, text, 0)
         if len(self.findings) == before:
@@ -95,7 +95,7 @@ class Matrix:
         body = SHAPES[dialect][shape]
         expected = self._with_letters(dialect, shape, innocent(text) if is_read else "a")
         if expected is None:
-            return  # this renderer takes no such request at all
+            return  # this renderer does not support the request
         self.checked += count * len(where)
         at = "all" if len(where) > 2 else " and ".join(where)
         place = f"{self.name} | {dialect} | {shape} | {at}"
@@ -105,12 +105,12 @@ class Matrix:
             return
         self.compare(f"{place} | {text!r:.60}", prompt, expected[1])
         if is_read and self._reading(prompt, text) != self._reading(expected[0], text):
-            self.findings.append(f"{place} | {text!r:.60} | reads otherwise")
+            self.findings.append(f"{place} | {text!r:.60} | the text differs")
 
     def _with_letters(
         self, dialect: str, shape: str, letters: str
     ) -> tuple[list[int], Counter[int]] | None:
-        """Return the prompt of a shape with letters in all slots, and its control tokens."""
+        """Return the prompt with letters in all slots, and the counts of its control tokens."""
         key = (dialect, shape, letters)
         if key not in self._expected:
             body = SHAPES[dialect][shape]
@@ -120,7 +120,7 @@ class Matrix:
         return self._expected[key]
 
     def compare(self, place: str, found: Iterable[int], expected: Counter[int]) -> None:
-        """Add a finding if a prompt's number of a control token is not as expected."""
+        """Add a finding for each control token whose count differs from the expected one."""
         has = self.control(found)
         if has == expected:
             return
@@ -130,13 +130,13 @@ class Matrix:
                 self.findings.append(f"{place} | {wrong}")
 
     def control(self, prompt: Iterable[int]) -> Counter[int]:
-        """Count each control token of a prompt."""
+        """Count the control tokens in a prompt."""
         return Counter(filter(self._known.__contains__, prompt))
 
     def _reading(self, prompt: list[int], text: str) -> Counter[str]:
-        """Count the characters of a prompt, with the text and the literals replaced by letters.
+        """Count the characters in a prompt after replacing the text and all literals with letters.
 
-        Counting ignores that templates sort, escape and strip texts.
+        Counting makes the comparison independent of how templates sort, escape and strip texts.
         """
         tokenizer: Any = make_renderer(self.name).tokenizer
         text_shown = str(tokenizer.decode(prompt))
@@ -149,7 +149,7 @@ class Matrix:
         return Counter(_LAYOUT.sub("", text_shown))
 
     def report(self) -> None:
-        """Fail with every finding, and if a text was refused that should not be."""
+        """Fail if there are findings or requests that were rejected but should not have been."""
         refused = [place for place in self.refused if "| @pattern |" not in place]
         if findings := [*self.findings, *(f"{place} | refused" for place in refused)]:
             lines = "\n".join(findings)

@@ -1,7 +1,7 @@
-"""Requests of every dialect in which each text is a slot, and their prompts.
+"""Requests in every dialect with slots in place of all texts, and functions to render them.
 
-A slot is a string that begins with "@", as a value or as a key; one name may stand in several
-places (a tool, and the call of it). ``Json`` becomes the JSON text of its value.
+A slot is a key or value that starts with "@". A slot may occur several times, such as in a tool and
+in a call to it. ``Json`` is replaced with the JSON text of its value.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 @dataclass(frozen=True)
 class Json:
-    """A text: the JSON of a value, with every letter as an escape if ``escaped``."""
+    """Placeholder for a value's JSON text. If ``escaped``, all characters are \\u escapes."""
 
     value: Any
     escaped: bool = False
 
 
 def hidden(text: str) -> str:
-    """Return the JSON of a string with each character as an escape."""
+    """Return a string as JSON with all characters written as \\u escapes."""
     units = text.encode("utf-16-be")
     pairs = zip(units[::2], units[1::2], strict=True)
     return '"' + "".join(f"\\u{high:02x}{low:02x}" for high, low in pairs) + '"'
@@ -55,7 +55,7 @@ def _hidden_json(value: Any) -> str:
 
 
 def filled(value: Any, texts: Mapping[str, str]) -> Any:
-    """Return a shape with a text in each slot; a slot without one holds its own name."""
+    """Fill the slots of a shape. A slot without a text is replaced with its name."""
     if isinstance(value, str):
         return texts.get(value, value[1:]) if value.startswith("@") else value
     if isinstance(value, Json):
@@ -122,7 +122,7 @@ ARGUMENTS: Any = {
 
 
 def said(*contents: Any, **more: Any) -> dict[str, Any]:
-    """Return a reply: a text, or parts."""
+    """Return an assistant message. Several arguments become a list of parts."""
     content = contents[0] if len(contents) == 1 else [*contents]
     return {"role": "assistant", "content": content, **more}
 
@@ -149,7 +149,7 @@ def call(arguments: Any, id: str = "@id", name: str = "@tool") -> dict[str, Any]
 
 
 def calling(arguments: Any, **more: Any) -> list[dict[str, Any]]:
-    """Return the messages of a call, its result, and what comes after."""
+    """Return a question, a reply with a tool call, and the call's result."""
     result = {"role": "tool", "tool_call_id": "@id", "content": "@result"}
     return [user("@task"), said("@said", tool_calls=[call(arguments)], **more), result]
 
@@ -345,7 +345,7 @@ GEMINI: dict[str, Any] = {
 
 
 def _with_objects(shape: Any) -> Any:
-    """Return whether a shape has replies that an agent could append as SDK objects."""
+    """Return whether a shape contains replies that could be sent as SDK objects."""
     replies = [message for message in shape["messages"] if message["role"] == "assistant"]
     return any(replies) and not any(isinstance(reply["content"], list) for reply in replies)
 
@@ -358,12 +358,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "/v1/messages": ANTHROPIC,
     "/v1beta/models/policy:generateContent": GEMINI,
 }
-"""By dialect: the native handle, the same with SDK objects, or a path of the endpoint."""
+"""Shapes by dialect: the native client, the native client with SDK objects, or an endpoint path."""
 
 EVERY = [(dialect, name) for dialect, shapes in SHAPES.items() for name in shapes]
 
 ONCE = [(dialect, name) for dialect, name in EVERY if dialect not in ("objects", "handle")]
-"""The same without those that say what another dialect says."""
+"""Like ``EVERY``, but each distinct request only once."""
 
 
 # -- prompts -------------------------------------------------------------------------------------
@@ -371,15 +371,15 @@ ONCE = [(dialect, name) for dialect, name in EVERY if dialect not in ("objects",
 
 @cache
 def prompt_renderer(name: str) -> PromptRenderer:
-    """Return the prompt renderer of a renderer's name."""
+    """Return the prompt renderer for a renderer name."""
     return PromptRenderer(make_renderer(name))
 
 
 def read(dialect: str, body: Any) -> ChatRequest:
-    """Read the request of a body.
+    """Read a request from its body.
 
     Raises:
-        openai.BadRequestError: It is refused.
+        openai.BadRequestError: The request is rejected.
     """
     if dialect == "handle":
         return chat_completions.read(body, "policy", strict=True)
@@ -404,7 +404,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def prompt_of(name: str, dialect: str, body: Any) -> list[int] | None:
-    """Return the tokens that the policy would see; None if the request is a 400."""
+    """Return the tokens that the policy would see, or None if the request gets a 400."""
     renderer = prompt_renderer(name)
     try:
         conversation = ConversationBook(renderer).observe(read(dialect, body), "", renderer)
@@ -419,13 +419,13 @@ def text_tokens(prompt: tinker.ModelInput) -> list[int]:
 
 
 def plain_prompt_of(name: str, dialect: str, body: Any) -> list[int] | None:
-    """Return the prompt that the Cookbook's own renderer makes, with unescaped texts.
+    """Return the prompt that the Cookbook renderer builds without escaping any texts.
 
-    None if the renderer does not support the request.
+    Returns None if the renderer does not support the request.
     """
     renderer = make_renderer(name)
     if hasattr(renderer, "system_role_as_user"):
-        vars(renderer)["system_role_as_user"] = True  # as evert has it
+        vars(renderer)["system_role_as_user"] = True  # evert sets this, too
     try:
         request = read(dialect, body)
         return text_tokens(renderer.build_generation_prompt(_messages(request, renderer)))

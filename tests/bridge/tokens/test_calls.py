@@ -1,10 +1,10 @@
-# ruff: noqa: E501 (a template's white space counts)
-"""Calls, thoughts and stops of chat templates, learned from what the templates show.
+# ruff: noqa: E501 (whitespace matters in templates)
+"""Tool calls, thoughts and stop tokens, whose formats are learned from a chat template.
 
-1. A call of any kind is read as it was written, in the format of every family.
-2. Reading is tolerant of what models write, and strict about what it delivers.
-3. Frames, thoughts and stop tokens are those of the template's own replies.
-4. A prompt that is rendered in parts has the tokens of the whole prompt.
+1. Calls with all sorts of arguments are parsed back exactly, in the format of every family.
+2. The parser tolerates variants that models write, but only delivers valid calls.
+3. Frames, thoughts and stop tokens are the ones that the template uses in replies.
+4. A prompt that is rendered incrementally has the same tokens as one rendered from scratch.
 """
 
 import json
@@ -53,7 +53,7 @@ _RENDERERS: dict[str, TemplateRenderer] = {}
 
 
 def reply_of(family: str, functions: list[Function], say: str = "") -> str:
-    """Return a reply with calls as the template renders it, without the reply's opening."""
+    """Return a reply with calls as rendered by the template, without the generation prompt."""
     tokenizer: Any = renderer_of(family).tokenizer
     question = {"role": "user", "content": "Go."}
     calls = []
@@ -85,7 +85,7 @@ def functions_of(message: Message) -> list[Function]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_calls_of_every_kind_are_read_as_they_were_written(family: str) -> None:
+def test_all_types_of_calls_are_parsed_as_they_were_written(family: str) -> None:
     cases = {**{kind: ("", calls) for kind, calls in CALLS.items()}}
     cases["a text and a call"] = (SAY, CALLS["two arguments"])
     for kind, (say, functions) in cases.items():
@@ -98,7 +98,7 @@ def test_calls_of_every_kind_are_read_as_they_were_written(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", UNSHOWN)
-def test_unusual_call_formats_are_read_and_rendered_into_the_history(family: str) -> None:
+def test_unusual_call_formats_are_parsed_and_rendered_into_the_history(family: str) -> None:
     renderer, text = renderer_of(family), UNSHOWN[family][1]
     message = read(family, text)
     assert functions_of(message) == CALLS["one"]
@@ -108,7 +108,7 @@ def test_unusual_call_formats_are_read_and_rendered_into_the_history(family: str
 
 
 @pytest.mark.parametrize("family", [family for family in UNSHOWN if family != "Harmony"])
-def test_calls_of_every_kind_are_read_as_evert_writes_them_into_the_history(family: str) -> None:
+def test_calls_that_evert_writes_into_the_history_are_parsed(family: str) -> None:
     renderer = renderer_of(family)
     user = Message(role="user", content="Go.")
     for kind, functions in CALLS.items():
@@ -124,7 +124,7 @@ def test_calls_of_every_kind_are_read_as_evert_writes_them_into_the_history(fami
         assert get_text_content(message).strip() == SAY, kind
 
 
-async def test_a_template_that_demands_ids_of_nine_characters_gets_them() -> None:
+async def test_a_template_that_requires_nine_character_ids_gets_them() -> None:
     renderer = renderer_of("list of objects with ids of nine")
 
     async def agent(client: AgentClient) -> float:
@@ -146,7 +146,7 @@ async def test_a_template_that_demands_ids_of_nine_characters_gets_them() -> Non
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
 
 
-# -- tolerant and strict -----------------------------------------------------------------------------
+# -- tolerant parsing, strict delivery ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ async def test_a_template_that_demands_ids_of_nine_characters_gets_them() -> Non
         ("objects, unmarked", '{"answer": 42}', [], '{"answer": 42}'),
     ],
 )  # fmt: skip
-def test_common_variants_of_calls_are_read(
+def test_common_variants_of_calls_are_parsed(
     family: str, text: str, functions: list[Function], content: str
 ) -> None:
     message = read(family, text)
@@ -186,7 +186,7 @@ def test_common_variants_of_calls_are_read(
         ('{"name": "look_up", "arguments": {"n": 1}', "expected"),
     ],
 )
-def test_an_undeliverable_call_stays_in_the_text_with_its_error(arguments: str, error: str) -> None:
+def test_an_invalid_call_stays_in_the_text_with_its_error(arguments: str, error: str) -> None:
     text = f"<tool_call>{arguments}</tool_call>"
     message = read("objects, marked", text)
 
@@ -201,7 +201,7 @@ def test_without_tools_markup_is_text() -> None:
     assert functions_of(read("objects, marked", text, ())) == []
 
 
-def test_readable_calls_are_delivered_beside_an_unreadable_one() -> None:
+def test_valid_calls_are_delivered_even_if_another_one_is_broken() -> None:
     good = '<tool_call>{"name": "look_up", "arguments": {}}</tool_call>'
     message = read("objects, marked", f"{good}\n<tool_call>{{</tool_call>")
 
@@ -227,7 +227,7 @@ def test_readable_calls_are_delivered_beside_an_unreadable_one() -> None:
         ("1, 2", {}, "1, 2"),
     ],
 )
-def test_the_schema_decides_the_type_of_an_argument(text: str, schema: Any, value: Any) -> None:
+def test_the_schema_determines_the_type_of_an_argument(text: str, schema: Any, value: Any) -> None:
     assert read_typed(text, schema) == value
 
 
@@ -237,7 +237,7 @@ PIECES = ["", "{", "}", "[", "]", '"', "'", ",", ":", "(", ")", "=", "</", ">", 
 
 @settings(max_examples=draws(120), deadline=None)
 @given(st.data())
-def test_a_malformed_reply_is_read_fast_and_calls_only_offered_tools(data: Any) -> None:
+def test_a_malformed_reply_is_parsed_quickly_and_only_calls_offered_tools(data: Any) -> None:
     family = data.draw(st.sampled_from([*FAMILIES, *UNSHOWN]))
     kinds = st.sampled_from(sorted(CALLS))
     text = UNSHOWN[family][1] if family in UNSHOWN else reply_of(family, CALLS[data.draw(kinds)])
@@ -251,7 +251,7 @@ def test_a_malformed_reply_is_read_fast_and_calls_only_offered_tools(data: Any) 
     assert {name for name, _ in functions_of(message)} <= {*NAMES}
 
 
-# -- frames, thoughts, stops ---------------------------------------------------------------------------
+# -- frames, thoughts, stop tokens ---------------------------------------------------------------------
 
 _FORGETFUL = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}THOUGHT{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\nOPENS{% endif %}"
 THOUGHTS = {
@@ -299,7 +299,7 @@ def test_a_token_that_also_ends_a_thought_is_not_a_stop_token() -> None:
     assert get_text_content(message).strip() == "Paris."
 
 
-def test_calls_may_have_their_own_stop_token() -> None:
+def test_calls_can_have_their_own_stop_token() -> None:
     renderer = renderer_of("another stop after calls")
     names = renderer.tokenizer.convert_ids_to_tokens(renderer.get_stop_sequences())
     assert names == ["<|im_end|>", "<|calls_end|>"]
@@ -313,7 +313,7 @@ def test_a_call_format_that_cannot_be_learned_is_reported_with_the_probe() -> No
     assert "<|args|>2" in why
 
 
-# -- variables, prompts, the report --------------------------------------------------------------------
+# -- template variables, prompts and ids ---------------------------------------------------------------
 
 VARIABLE = FAMILIES["objects, marked"].replace(
     "{% if add_generation_prompt %}<|im_start|>assistant\n",
@@ -328,18 +328,18 @@ def test_only_variables_that_the_template_reads_can_be_set() -> None:
 
     assert renderer.template.text(message, opens=True).endswith("</think>\n\n")
     assert not TemplateRenderer(tokenizer).template.text(message, opens=True).endswith("\n\n")
-    with pytest.raises(RendererMismatchError, match="Did you mean enable_thinking.*reads: enable_"):
+    with pytest.raises(RendererMismatchError, match="Did you mean enable_thinking.*uses: enable"):
         TemplateRenderer(tokenizer, chat_template={"enable_thinkin": False})
 
 
-def test_the_name_of_a_renderer_carries_its_variables_to_another_process() -> None:
+def test_a_renderers_name_includes_its_variables() -> None:
     name = with_variables("template", {"add_generation": "x"})
     assert name == "template(add_generation='x')"
     assert with_variables("template", {"b": "False", "a": "true"}) == "template(a=True, b=False)"
     assert with_variables("qwen3", {}) == "qwen3"
-    with pytest.raises(InvalidModelError, match=r"chat_template.a needs the model's own"):
+    with pytest.raises(InvalidModelError, match=r"chat_template.a only works with the model's"):
         with_variables("qwen3", {"a": 1})
-    with pytest.raises(RendererMismatchError, match="does not read add_generation"):
+    with pytest.raises(RendererMismatchError, match="does not use a variable add_generation"):
         model_renderer(BASE_MODEL, name)
     renderer = model_renderer(BASE_MODEL, "template")
     assert (
@@ -348,14 +348,14 @@ def test_the_name_of_a_renderer_carries_its_variables_to_another_process() -> No
 
 
 @pytest.mark.parametrize("family", ["objects, marked", "a frame around text", "keyed, pairs"])
-def test_an_incrementally_rendered_prompt_equals_a_whole_one(family: str) -> None:
+def test_an_incrementally_rendered_prompt_equals_one_rendered_from_scratch(family: str) -> None:
     renderer, rng = renderer_of(family), random.Random(3)
     words = ["a", " b", "\n", "<|im_", "im_end|>", "<", "tool_call>", "é", " 12"]
     for _ in range(draws(30)):
         last = EMPTY
         messages: list[Message] = []
         for turn in range(rng.randrange(2, 7)):
-            if messages and rng.random() < 0.2:  # an agent rewrites its history
+            if messages and rng.random() < 0.2:  # simulate an agent that rewrites its history
                 messages[rng.randrange(len(messages))]["content"] = "other"
             role = "assistant" if turn % 2 else "user"
             messages.append(Message(role=role, content="".join(rng.choices(words, k=6))))
@@ -363,7 +363,7 @@ def test_an_incrementally_rendered_prompt_equals_a_whole_one(family: str) -> Non
             assert last.tokens == renderer.build_generation_prompt(messages).to_ints()
 
 
-def test_a_reply_that_merges_with_the_openings_white_space_counts_as_retokenised() -> None:
+def test_a_reply_that_merges_with_whitespace_in_the_prompt_counts_as_retokenised() -> None:
     renderer = TemplateRenderer(tokenizer_of(FAMILIES["objects, marked"], "\n\n"))
     prompts, encode = PromptRenderer(renderer), renderer.tokenizer.encode
     messages = [Message(role="user", content="Go."), Message(role="assistant", content="\nYes.")]
@@ -372,7 +372,7 @@ def test_a_reply_that_merges_with_the_openings_white_space_counts_as_retokenised
     assert drift_of(prompts.as_history(messages, 1, 0), sampled, prompts) is Drift.RETOKENISED
 
 
-def test_names_that_a_template_sets_itself_are_not_its_variables() -> None:
+def test_names_that_a_template_sets_itself_are_not_variables() -> None:
     template = "{% if x is not defined %}{% set x = 1 %}{% endif %}{% for m in messages %}{% if m.y %}{% set y = m.y %}{% endif %}{{ y }}{{ x }}{{ z | default(0) }}{{ v }}{% endfor %}"
     assert variables_of(tokenizer_of(template)) == {"x", "z", "v"}
 

@@ -1,4 +1,4 @@
-"""Images in an agent's messages must be data; no address is ever opened."""
+"""Images in an agent's messages must be sent as data. URLs and paths are never opened."""
 
 import base64
 import functools
@@ -56,7 +56,7 @@ def chunks(observation: tinker.ModelInput) -> list[Any]:
 
 
 async def refusals(*urls: Any) -> list[str]:
-    """Return the error that an agent gets for each image, after which it continues."""
+    """Return the error message for each image ("" if it is accepted). The agent then continues."""
     messages: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -74,7 +74,7 @@ async def refusals(*urls: Any) -> list[str]:
     return messages
 
 
-# -- data ------------------------------------------------------------------------------------------
+# -- image data ------------------------------------------------------------------------------------
 
 
 async def by_chat(client: AgentClient, url: str) -> str:
@@ -113,7 +113,7 @@ DIALECTS = [by_chat, by_responses, by_anthropic, by_gemini]
 REFUSED = (openai.BadRequestError, anthropic.BadRequestError, genai.errors.ClientError)
 
 
-async def test_image_data_of_every_dialect_and_pillow_images_reach_the_policy() -> None:
+async def test_image_data_in_every_dialect_and_pillow_images_reach_the_policy() -> None:
     async def agent(client: AgentClient) -> float:
         texts = [await by(client, data_url()) for by in DIALECTS]
         image = {"type": "image", "image": Image.new("RGB", (64, 64))}
@@ -127,11 +127,11 @@ async def test_image_data_of_every_dialect_and_pillow_images_reach_the_policy() 
         assert Image.open(io.BytesIO(chunk.data)).size == (64, 64)
 
 
-async def test_no_dialect_opens_an_images_address() -> None:
+async def test_no_dialect_opens_an_image_url() -> None:
     async def agent(client: AgentClient) -> float:
         for by in DIALECTS:
             for url in ("file:///etc/hostname", "http://127.0.0.1:9/x.png"):
-                with pytest.raises(REFUSED, match="is not fetched"):
+                with pytest.raises(REFUSED, match="does not fetch"):
                     await by(client, url)
             await ask(client)
         return 1.0
@@ -140,7 +140,7 @@ async def test_no_dialect_opens_an_images_address() -> None:
     assert len(trajectory.transitions) == len(DIALECTS)
 
 
-async def test_the_usual_formats_are_opened_whatever_their_mime_type() -> None:
+async def test_common_formats_are_opened_whatever_their_mime_type() -> None:
     urls = [
         data_url(image_bytes(kind, mode=mode), name)
         for kind in ("PNG", "JPEG", "WEBP", "GIF")
@@ -160,26 +160,26 @@ def animated() -> bytes:
 
 
 BROKEN = {
-    data_url(b""): "cannot be opened (0 bytes); expected a whole image",
+    data_url(b""): "(0 bytes) cannot be opened; expected a complete image",
     data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"): "cannot be opened",
-    data_url(image_bytes("BMP"), "image/bmp"): "one of PNG, JPEG, WEBP, GIF",
-    data_url(image_bytes("EPS"), "image/png"): "one of PNG, JPEG, WEBP, GIF",
+    data_url(image_bytes("BMP"), "image/bmp"): "formats PNG, JPEG, WEBP, GIF",
+    data_url(image_bytes("EPS"), "image/png"): "formats PNG, JPEG, WEBP, GIF",
     data_url(image_bytes(size=(300, 300))[:150]): "cannot be opened",
     data_url(image_bytes("JPEG", (300, 300))[:900]): "truncated",
-    data_url(animated(), "image/gif"): "is animated; send one of its frames",
-    "data:image/png;base64,!!!": "cannot be read",
+    data_url(animated(), "image/gif"): "is animated. Send a single frame",
+    "data:image/png;base64,!!!": "cannot be decoded",
     "data:image/png;base64": "cannot be",
-    "data:,hello": "it is not marked as base64",
+    "data:,hello": "it is not declared as base64",
     "data:text/html;base64,PGI+": "cannot be opened",
 }
 
 
-async def test_an_incomplete_or_broken_image_is_a_400() -> None:
+async def test_an_incomplete_or_broken_image_gets_a_400() -> None:
     for (url, reason), message in zip(BROKEN.items(), await refusals(*BROKEN), strict=True):
         assert reason in message, url[:80]
 
 
-async def test_too_many_bytes_pixels_or_images_are_a_400(monkeypatch: Patch) -> None:
+async def test_too_many_bytes_pixels_or_images_get_a_400(monkeypatch: Patch) -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError, match="more than 100 images"):
             await ask(client, *seen(*[data_url(b"none is opened")] * 101))
@@ -189,11 +189,11 @@ async def test_too_many_bytes_pixels_or_images_are_a_400(monkeypatch: Patch) -> 
     bomb = image_bytes(size=(9000, 9000), mode="1")
     assert len(bomb) < 20_000
     [message] = await refusals(data_url(bomb))
-    assert "has 9000 x 9000 pixels; at most 50000000 are opened" in message
+    assert "has 9000 x 9000 pixels; the limit is 50000000 pixels" in message
 
     monkeypatch.setattr(images, "MOST_BYTES", 50)
     [message] = await refusals(data_url())
-    assert "has more than 50 bytes" in message
+    assert "is larger than 50 bytes" in message
 
 
 ADDRESSES = [
@@ -214,13 +214,13 @@ async def test_only_data_urls_are_opened(monkeypatch: Patch) -> None:
     monkeypatch.setattr("urllib.request.urlopen", refuse)
     monkeypatch.setattr("aiohttp.ClientSession.__init__", refuse)
     for url, message in zip(ADDRESSES, await refusals(*ADDRESSES), strict=True):
-        assert "is not fetched; expected its data. Send it as a data: URL: " in message, url
+        assert "evert does not fetch images from URLs" in message, url
         assert "'data:image/png;base64,' + base64.b64encode(content).decode()." in message, url
         assert "hidden" not in message
     assert not opened
 
 
-def test_images_are_not_opened_or_rendered_on_the_loop() -> None:
+def test_images_are_not_opened_or_rendered_on_the_event_loop() -> None:
     held = Images()
     text = Message(role="user", content="Hi")
     image: Any = {"role": "user", "content": [{"type": "image", "image": data_url()}]}
@@ -233,7 +233,7 @@ def test_images_are_not_opened_or_rendered_on_the_loop() -> None:
         held.check(text, 10)
 
 
-async def test_frozen_models_get_images_by_the_same_rules() -> None:
+async def test_the_same_rules_apply_to_images_for_frozen_models() -> None:
     texts, old = list[str](), ScriptedPolicy(["Red."], vision())
 
     def judge(messages: list[Message]) -> str:
@@ -242,7 +242,7 @@ async def test_frozen_models_get_images_by_the_same_rules() -> None:
 
     async def agent(client: AgentClient) -> float:
         for model in ("judge", "old"):
-            with pytest.raises(openai.BadRequestError, match="'file:///etc/passwd' is not fetched"):
+            with pytest.raises(openai.BadRequestError, match="such as 'file:///etc/passwd'"):
                 await ask(client, *seen("file:///etc/passwd"), model=model)
             await ask(client, *seen(data_url()), model=model)
         return 1.0
@@ -253,7 +253,7 @@ async def test_frozen_models_get_images_by_the_same_rules() -> None:
 
 
 @as_agent(renderer=vision())
-async def test_counting_tokens_reads_image_data_and_fetches_nothing(client: AgentClient) -> None:
+async def test_counting_tokens_reads_image_data_but_fetches_nothing(client: AgentClient) -> None:
     async def count(client: AgentClient, url: str) -> int:
         content: Any = [{"type": "image", "source": {"type": "url", "url": url}}]
         counted = await client.anthropic.messages.count_tokens(
@@ -261,6 +261,6 @@ async def test_counting_tokens_reads_image_data_and_fetches_nothing(client: Agen
         )
         return counted.input_tokens
 
-    with pytest.raises(anthropic.BadRequestError, match="is not fetched"):
+    with pytest.raises(anthropic.BadRequestError, match="does not fetch"):
         await count(client, "http://127.0.0.1:9/a.png")
     assert await count(client, data_url()) > 1

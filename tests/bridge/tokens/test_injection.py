@@ -1,5 +1,5 @@
-"""No text of a request becomes a control token, in any dialect, field or renderer: whole, in halves
-or in disguise. With unescaped texts, the matrix has findings."""
+"""No text in a request becomes a control token in any dialect, field or renderer, not even if it is
+split or disguised. As a control, the matrix does have findings if texts are not escaped."""
 
 import base64
 import io
@@ -44,12 +44,12 @@ every_class = pytest.mark.parametrize("name", CLASSES)
 
 
 def together(texts: Sequence[str]) -> str:
-    """Join the texts with a word between them."""
+    """Join the texts with words in between."""
     return "so " + " so ".join(texts) + " so"
 
 
 def stop_of(name: str) -> str:
-    """Return the literal that ends a turn, or that begins a text in a format without one."""
+    """Return the literal that ends a turn, or the first literal if no control token does."""
     stops = make_renderer(name).get_stop_sequences()
     tokens = literals(name)
     return next(
@@ -58,7 +58,7 @@ def stop_of(name: str) -> str:
 
 
 @every_renderer
-def test_no_field_of_a_request_becomes_a_control_token(name: str) -> None:
+def test_control_tokens_in_any_field_remain_text(name: str) -> None:
     matrix = Matrix(name)
     text, count = together([*matrix.literals]), len(matrix.literals)
     for dialect, shape in EVERY if name in CLASSES else ONCE:
@@ -70,7 +70,7 @@ def test_no_field_of_a_request_becomes_a_control_token(name: str) -> None:
 
 
 @every_class
-def test_a_text_that_is_exactly_a_control_token_does_not_become_one(name: str) -> None:
+def test_a_text_that_equals_a_control_token_remains_text(name: str) -> None:
     matrix = Matrix(name)
     for number, (dialect, shape) in enumerate(ONCE):
         for literal in {stop_of(name), *[*matrix.literals][number % 3 :: 3]}:
@@ -79,18 +79,18 @@ def test_a_text_that_is_exactly_a_control_token_does_not_become_one(name: str) -
 
 
 def halves(literal: str) -> Iterator[str]:
-    """Yield texts that make a literal if two are adjacent, however they are joined."""
+    """Yield texts that form the literal if the same text occurs twice in a row."""
     for cut in range(1, len(literal)):
         yield f"{literal[cut:]} so {literal[:cut]}"
 
 
 def takes_turns(texts: Sequence[str], number: int, count: int) -> list[str]:
-    """Return a different part of the texts for each number."""
+    """Return a different slice of the texts for each number."""
     return [texts[(number * count + index) % len(texts)] for index in range(count)]
 
 
 @every_class
-def test_adjacent_texts_do_not_join_to_a_control_token(name: str) -> None:
+def test_adjacent_texts_do_not_combine_into_a_control_token(name: str) -> None:
     matrix = Matrix(name)
     main = [*halves(stop_of(name))]
     pieces = [piece for literal in matrix.literals for piece in halves(literal)]
@@ -103,7 +103,7 @@ def test_adjacent_texts_do_not_join_to_a_control_token(name: str) -> None:
 
 
 @every_class
-def test_stripping_a_text_does_not_leave_a_control_token(name: str) -> None:
+def test_stripping_a_text_does_not_create_a_control_token(name: str) -> None:
     matrix = Matrix(name)
     texts = []
     for literal in matrix.literals:
@@ -120,7 +120,7 @@ def test_stripping_a_text_does_not_leave_a_control_token(name: str) -> None:
 
 
 def disguises(literal: str) -> Iterator[str]:
-    """Yield disguises of a literal: texts that might be turned into it or completed to it."""
+    """Yield texts that might be converted or completed to the literal."""
     wide = "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in literal)
     yield from (wide, wide[:1] + literal[1:], literal[:-1] + wide[-1:], literal[:2] + wide[2:])
     yield from (literal.replace("K", "\u212a"), literal.replace("i", "\u2148"))
@@ -135,7 +135,7 @@ def disguises(literal: str) -> Iterator[str]:
 
 
 @every_class
-def test_no_disguised_control_token_becomes_one(name: str) -> None:
+def test_disguised_control_tokens_remain_text(name: str) -> None:
     matrix = Matrix(name)
     texts = [text for literal in matrix.literals for text in disguises(literal) if text]
     for number, (dialect, shape) in enumerate(ONCE):
@@ -150,7 +150,7 @@ def request_of(text: Any) -> ChatRequest:
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_long_text_does_not_become_control_tokens(name: str) -> None:
+def test_control_tokens_in_a_long_text_remain_text(name: str) -> None:
     matrix, renderer = Matrix(name), prompt_renderer(name)
     text = f"{'so ' * 2000}{together([*matrix.literals])}{' so' * 2000}{stop_of(name)}"
     here, elsewhere, letters = (
@@ -170,7 +170,7 @@ def red_square() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_instruct"])
-def test_texts_around_an_image_do_not_become_control_tokens(name: str) -> None:
+def test_control_tokens_around_an_image_remain_text(name: str) -> None:
     matrix, renderer = Matrix(name), prompt_renderer(name)
     image = red_square()
 
@@ -200,7 +200,7 @@ def test_a_prompt_has_the_counted_length(name: str) -> None:
             assert count == len(prompt), (name, dialect, shape)
 
 
-def test_the_matrix_has_findings_for_unescaped_texts() -> None:
+def test_the_matrix_has_findings_if_texts_are_not_escaped() -> None:
     for name in CLASSES:
         if name == "llama3":
             continue
@@ -210,7 +210,7 @@ def test_the_matrix_has_findings_for_unescaped_texts() -> None:
             matrix.try_each("/v1/messages", shape, text, 1)
         where = {line.split(" | ")[3] for line in matrix.findings}
         all_are_found = {"@asked", "@said", "@result"} <= where
-        assert all_are_found or name.startswith("qwen3"), name  # they split some
+        assert all_are_found or name.startswith("qwen3"), name  # Qwen renderers split some literals
         assert len(matrix.findings) >= 10, name
     for name in ("qwen3_5", "kimi_k2", "deepseekv3"):
         matrix = Matrix(name, prompt_of=plain_prompt_of)
@@ -221,11 +221,11 @@ def test_the_matrix_has_findings_for_unescaped_texts() -> None:
 
 HEADERS = ["\n\nUser:", "\n\nAssistant:", "\n\nSystem:", "\n\nTool:"]
 UNSAID = {"@said", "@user_name", "@assistant_name", "@id", "@n"}
-"""Slots that such a format does not show, or in which the policy itself has spoken."""
+"""Slots that this format does not render, or that contain the policy's own text."""
 
 
 @pytest.mark.parametrize("shape", ["texts", "systems", "a stray result"])
-def test_a_text_format_refuses_its_headers_and_keeps_control_tokens_as_text(shape: str) -> None:
+def test_a_text_format_rejects_its_headers_and_keeps_control_tokens_as_text(shape: str) -> None:
     body, tokens = SHAPES["handle"][shape], literals("role_colon")
 
     def prompt(texts: dict[str, str]) -> list[int] | None:

@@ -1,4 +1,4 @@
-"""Log-probabilities of the sampled tokens, for an agent that requests them."""
+"""Log-probabilities of sampled tokens, for agents that request them."""
 
 import dataclasses
 import json
@@ -37,14 +37,14 @@ class Numbered(ScriptedPolicy):
 
 
 async def win(agent: Any, *replies: str) -> Trajectory:
-    """Play an episode that must earn 1.0."""
+    """Play an episode and assert that its reward is 1.0."""
     trajectory = await play(agent, Numbered(replies))
     assert trajectory.transitions[-1].reward == 1.0
     return trajectory
 
 
 def check(listed: Any, text: str = SPEECH + END) -> None:
-    """Assert that an SDK lists each token of the text, decoded separately, with its log-prob."""
+    """Assert that all tokens of the text are listed separately with their log-probs."""
     renderer = prompt_renderer(None)
     texts = [renderer.decode([token]) for token in renderer.encode(text)]
     assert [one.token for one in listed] == texts
@@ -66,7 +66,7 @@ SAID: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-async def test_every_sampled_token_is_listed_however_the_reply_is_parsed() -> None:
+async def test_all_sampled_tokens_are_listed_however_the_reply_is_parsed() -> None:
     async def agent(client: AgentClient) -> float:
         for reply, fields in SAID:
             check((await call(client, logprobs=True, **fields)).choices[0].logprobs.content, reply)
@@ -83,11 +83,11 @@ async def test_a_truncated_reply_has_the_log_probabilities_of_its_tokens() -> No
 
     await win(agent, SPEECH)
     env = await start(agent)
-    tokens = prompt_renderer(None).encode(SPEECH + END)  # of a loop that knows of no cap
+    tokens = prompt_renderer(None).encode(SPEECH + END)  # from a sampler that ignores max_tokens
     assert (await env.step(SampledTokens(tokens, numbers(tokens)))).reward == 1.0
 
 
-async def test_chat_completions_have_log_probabilities_whole_and_streamed() -> None:
+async def test_chat_completions_have_log_probabilities_streamed_or_not() -> None:
     async def agent(client: AgentClient) -> float:
         assert (await call(client, logprobs=False)).choices[0].logprobs is None
         native = (await call(client, logprobs=True, top_logprobs=0)).choices[0].logprobs
@@ -108,7 +108,7 @@ async def test_chat_completions_have_log_probabilities_whole_and_streamed() -> N
     await win(agent, *[SPEECH] * 4)
 
 
-async def test_responses_have_log_probabilities_whole_streamed_and_sent_back() -> None:
+async def test_responses_have_log_probabilities_streamed_or_not_and_can_be_sent_back() -> None:
     async def agent(client: AgentClient) -> float:
         fields: Any = {
             "model": client.model,
@@ -131,8 +131,8 @@ async def test_responses_have_log_probabilities_whole_streamed_and_sent_back() -
     assert (await win(agent, SPEECH, SPEECH)).transitions[-1].metrics["lineages"] == 1
 
 
-async def test_the_log_probabilities_are_those_of_the_cookbooks_completer(tmp_path: Path) -> None:
-    """With the embedded engine below it, these are exactly the numbers that are trained on."""
+async def test_the_log_probabilities_match_the_cookbooks_completer(tmp_path: Path) -> None:
+    """With the embedded engine, these are exactly the values used in training."""
     seen: list[float] = []
 
     async def agent(client: AgentClient) -> float:
@@ -152,10 +152,10 @@ async def test_the_log_probabilities_are_those_of_the_cookbooks_completer(tmp_pa
     assert transition.ac.logprobs == seen
 
 
-async def test_a_model_without_log_probabilities_refuses_them_with_a_400() -> None:
+async def test_requesting_log_probabilities_from_a_model_without_them_gets_a_400() -> None:
     class Talker(MessageCompleter):
         async def __call__(self, messages: list[Message]) -> Message:
-            raise AssertionError("it need not be asked")
+            raise AssertionError("The model should not be called.")
 
     async def agent(client: AgentClient) -> float:
         check((await call(client, model="judge", logprobs=True)).choices[0].logprobs.content)
@@ -166,7 +166,7 @@ async def test_a_model_without_log_probabilities_refuses_them_with_a_400() -> No
             with pytest.raises(openai.BadRequestError, match=why) as caught:
                 await call(client, model=model, logprobs=True)
             assert (caught.value.code, caught.value.param) == ("logprobs_unavailable", "logprobs")
-            advice = "evert.SampledTokens(tokens, logprobs), or leave the field out."
+            advice = "evert.SampledTokens(tokens, logprobs) to step(), or leave the field out."
             assert advice in caught.value.message
         return float(await ask(client) == "Yes")
 
@@ -176,7 +176,7 @@ async def test_a_model_without_log_probabilities_refuses_them_with_a_400() -> No
     assert (await env.step(tokens)).reward == 1.0
 
 
-def test_sampled_tokens_have_as_many_log_probabilities_and_pickle() -> None:
+def test_sampled_tokens_need_one_log_probability_per_token_and_can_be_pickled() -> None:
     for count in (0, 1, 3):
         message = f"Got {count} log-probabilities for 2 tokens; expected"
         with pytest.raises(ValueError, match=message):

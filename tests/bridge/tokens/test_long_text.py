@@ -1,4 +1,4 @@
-"""Long texts are rendered in threads, wherever they are in a request."""
+"""Long texts anywhere in a request are rendered in threads."""
 
 import json
 import threading
@@ -31,7 +31,7 @@ Encoded = dict[bool, list[int]]
 
 @pytest.fixture
 def encoded(monkeypatch: Patch) -> Encoded:
-    """Record the lengths of encoded texts: on the loop (True), and in threads (False)."""
+    """Record the lengths of texts encoded on the event loop (True) and in threads (False)."""
     lengths: Encoded = {True: [0], False: [0]}
     encode = MarkedTokenizer.encode
 
@@ -66,7 +66,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("place", REQUESTS)
-async def test_no_long_text_is_tokenised_on_the_loop(place: str, encoded: Encoded) -> None:
+async def test_long_texts_are_not_tokenised_on_the_event_loop(place: str, encoded: Encoded) -> None:
     async def agent(client: AgentClient) -> float:
         await client.chat.completions.create(**REQUESTS[place])
         return 1.0
@@ -76,7 +76,7 @@ async def test_no_long_text_is_tokenised_on_the_loop(place: str, encoded: Encode
     assert sum(encoded[False]) > LONG_TEXT > sum(encoded[True])
 
 
-async def test_a_long_history_that_is_rerendered_is_tokenised_off_the_loop(
+async def test_rerendering_a_long_history_does_not_block_the_event_loop(
     make_renderer: MakeRenderer, encoded: Encoded
 ) -> None:
     async def agent(client: AgentClient) -> float:
@@ -95,7 +95,9 @@ async def test_a_long_history_that_is_rerendered_is_tokenised_off_the_loop(
 
 
 @pytest.mark.parametrize("words", [10, 8_000])
-async def test_only_a_long_reply_is_parsed_off_the_loop(words: int, monkeypatch: Patch) -> None:
+async def test_only_long_replies_are_parsed_off_the_event_loop(
+    words: int, monkeypatch: Patch
+) -> None:
     on_loop: set[bool] = set()
     parse = PromptRenderer.parse
 
@@ -113,7 +115,7 @@ async def test_only_a_long_reply_is_parsed_off_the_loop(words: int, monkeypatch:
     assert on_loop == {words == 10}
 
 
-async def test_a_long_correction_is_tokenised_off_the_loop(encoded: Encoded) -> None:
+async def test_long_corrections_are_tokenised_off_the_event_loop(encoded: Encoded) -> None:
     async def agent(client: AgentClient) -> float:
         await ask(client, response_format=LONG_FORMAT)
         return 1.0
@@ -126,7 +128,7 @@ async def test_a_long_correction_is_tokenised_off_the_loop(encoded: Encoded) -> 
     counts.append(len(encoded[False]))
     await env.close()
     assert not result.episode_done
-    assert counts == sorted({*counts}), "each has something encoded in a thread"
+    assert counts == sorted({*counts}), "each step encodes something in a thread"
     assert max(encoded[True]) < LONG_TEXT
 
 
@@ -134,7 +136,7 @@ class Said(BaseModel, extra="allow"):
     content: str
 
 
-def test_long_text_is_found_at_any_depth_of_a_request() -> None:
+def test_long_text_is_detected_at_any_depth_of_a_request() -> None:
     endless: list[Any] = []
     endless.append(endless)
     for value in (
@@ -160,7 +162,7 @@ def test_long_text_is_found_at_any_depth_of_a_request() -> None:
         max_size=400,
     )
 )
-def test_least_tokens_is_a_lower_bound_of_the_prompts_length(text: str) -> None:
+def test_least_tokens_is_a_lower_bound_for_the_prompt_length(text: str) -> None:
     renderer = prompt_renderer(None)
     message = Message(role="user", content=text)
     assert least_tokens([message], renderer) <= len(renderer.full([renderer.escape(message)]))
@@ -170,7 +172,7 @@ def test_least_tokens_is_a_lower_bound_of_the_prompts_length(text: str) -> None:
 
 def test_least_tokens_is_zero_for_replies_and_unknown_renderers() -> None:
     class Hiding(type(default_renderer())):  # type: ignore[misc]
-        """A renderer that evert does not know."""
+        """A renderer class unknown to evert."""
 
     hiding = with_tokenizer(default_renderer(), default_renderer().tokenizer)
     hiding.__class__ = Hiding
@@ -178,7 +180,9 @@ def test_least_tokens_is_zero_for_replies_and_unknown_renderers() -> None:
     assert least_tokens([assistant("word " * 1000)], prompt_renderer(None)) == 0
 
 
-async def test_a_text_that_is_surely_too_long_is_refused_without_encoding(encoded: Encoded) -> None:
+async def test_a_text_that_is_certainly_too_long_is_rejected_without_encoding_it(
+    encoded: Encoded,
+) -> None:
     async def agent(client: AgentClient) -> float:
         with pytest.raises(openai.BadRequestError) as refused:
             await ask(client, "word " * 100_000)

@@ -1,5 +1,5 @@
-"""Markup in replies: calls are counted as offered, parsed, unparsed or left in the text, and no
-parser blocks the process when a policy repeats its marks."""
+"""Tool-call markup in replies: metrics for parsed calls, unparsed calls and markup in text, and
+protection against replies with repeated markup that would block the parser."""
 
 from typing import Any
 
@@ -43,11 +43,11 @@ SENSIBLE = {
 
 
 @pytest.mark.parametrize("text", SENSIBLE.values())
-def test_the_markup_of_sensible_replies_passes(text: Any) -> None:
+def test_sensible_replies_are_accepted(text: Any) -> None:
     check_marks(text)
 
 
-def test_every_renderer_refuses_to_parse_for_ages(family: cookbook.Renderer) -> None:
+def test_no_renderer_parses_degenerate_replies(family: cookbook.Renderer) -> None:
     renderer = PromptRenderer(family)
     for kind, text in DEGENERATE.items():
         with pytest.raises(RendererError, match="would take too long to parse"):
@@ -57,7 +57,7 @@ def test_every_renderer_refuses_to_parse_for_ages(family: cookbook.Renderer) -> 
         assert str(caught.value), kind
 
 
-async def test_the_agent_gets_a_degenerate_reply_as_text_and_continues() -> None:
+async def test_a_degenerate_reply_is_delivered_as_text_and_the_agent_continues() -> None:
     replies_read: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -73,7 +73,7 @@ async def test_the_agent_gets_a_degenerate_reply_as_text_and_continues() -> None
     assert [turn.metrics.get("parse_error") for turn in trajectory.transitions] == [1.0, None, 1.0]
 
 
-def test_a_long_path_is_read_in_linear_time() -> None:
+def test_a_long_path_is_parsed_in_linear_time() -> None:
     assert method_of("/models/" * 100_000) is None
     assert (method_of("/models/" * 100_000 + "a:countTokens") or "")[2] == "countTokens"
 
@@ -100,7 +100,7 @@ async def test_calls_and_markup_in_text_are_counted_separately() -> None:
         "offered": 2,
         "calls": 3,
         "calls_unparsed": 1,
-        "markup_in_text": 2,  # the broken call stays in the text, for the agent to see
+        "markup_in_text": 2,  # the broken call is left in the text so that the agent sees it
     }
     assert await counts("Hello.", tools=None) == {}
     assert (await counts(OTHER_FORMAT, tools=None))["markup_in_text"] == 1

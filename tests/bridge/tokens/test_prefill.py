@@ -1,4 +1,4 @@
-"""Prefill: a last message of the assistant, which the reply continues."""
+"""Prefill: the reply continues a final assistant message of the request."""
 
 from typing import Any
 
@@ -41,14 +41,16 @@ def texts(reply: anthropic.types.Message) -> list[str]:
     return [block.text for block in reply.content if block.type == "text"]
 
 
-async def test_the_prompt_is_the_renderers_own_with_the_prefill(family: cookbook.Renderer) -> None:
+async def test_the_prompt_matches_the_renderers_prompt_with_a_prefill(
+    family: cookbook.Renderer,
+) -> None:
     prompt = family.build_generation_prompt(
         [Message(role="user", content=ASKED["content"])], prefill=BEGUN
     )
     assert await observed([ASKED, assistant(BEGUN)], renderer=family) == prompt.to_ints()
 
 
-async def test_an_impossible_prefill_is_a_whole_message_and_control_tokens_are_text() -> None:
+async def test_an_impossible_prefill_becomes_a_message_and_control_tokens_remain_text() -> None:
     call = {"type": "tool_use", "id": "1", "name": "add", "input": {}}
     for messages in ([assistant("alone")], [ASKED, {"role": "assistant", "content": [call]}]):
         text = str(default_renderer().tokenizer.decode(await observed(messages)))
@@ -58,7 +60,7 @@ async def test_an_impossible_prefill_is_a_whole_message_and_control_tokens_are_t
     assert plain.count(end) == typed.count(end)
 
 
-async def test_the_agent_gets_only_what_follows_the_prefill() -> None:
+async def test_the_agent_only_gets_the_text_after_the_prefill() -> None:
     messages_got: list[anthropic.types.Message] = []
 
     async def agent(client: AgentClient) -> float:
@@ -89,7 +91,7 @@ async def test_a_stop_sequence_in_the_prefill_has_no_effect(client: AgentClient)
 
 @pytest.mark.parametrize("as_one", [True, False], ids=["joined", "two messages"])
 async def test_a_reply_sent_back_with_its_prefill_is_recognised(*, as_one: bool) -> None:
-    """The episode is one lineage and one datum, with every sampled token once."""
+    """The episode gives one lineage and one datum that contains every sampled token once."""
 
     async def agent(client: AgentClient, task: tuple[str, str]) -> float:
         prefix, reply = task
@@ -121,7 +123,7 @@ async def test_a_reply_sent_back_without_its_prefill_is_history_drift() -> None:
 
 
 @as_agent()
-async def test_a_prefill_with_a_forced_tool_or_a_format_is_refused(client: AgentClient) -> None:
+async def test_a_prefill_with_a_forced_tool_or_a_format_is_rejected(client: AgentClient) -> None:
     schema = {"type": "json_schema", "schema": TOOL["input_schema"]}
     for fields in (
         {"tools": [TOOL], "tool_choice": {"type": "any"}},

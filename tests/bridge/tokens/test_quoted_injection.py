@@ -1,9 +1,9 @@
-"""Control tokens that the policy quotes come back in the history, and are still only text.
+"""Control tokens that the policy quotes remain text when the reply is sent back.
 
-The policy spells a literal in ordinary tokens, in its text, its thinking, or the arguments of a
-call; the agent sends the reply back in every dialect, continues, branches, and edits the history,
-so that everything is rendered again. Each prompt has as many of each control token as with
-harmless letters in place of the literal.
+The policy spells out a control token's text with ordinary tokens, in its text, its thinking, or the
+arguments of a call. The agent sends the reply back in different formats, continues, branches, and
+edits the history, so that everything is rendered again. Each prompt must contain the same control
+tokens as if the policy had written harmless letters instead.
 """
 
 import json
@@ -41,7 +41,7 @@ pytestmark = [
 ]
 
 QUOTE = "quotehere"
-"""Stands in a reply for what the policy quotes."""
+"""Placeholder in a reply for the text that the policy quotes."""
 
 TOOLS = [filled(tool(PLAIN_SCHEMA), {})]
 
@@ -71,7 +71,10 @@ REPLIES: dict[str, Message] = {
 
 
 def action_of(name: str, message: Message, quote: str) -> list[int] | None:
-    """Return a reply's tokens, the quote letter by letter; None if it has no such form."""
+    """Return a reply's tokens, with the quote spelled letter by letter.
+
+    Returns None if the renderer cannot render the reply.
+    """
     raw, renderer = make_renderer(name), prompt_renderer(name)
     question = [Message(role="user", content="q")]
     try:
@@ -133,7 +136,7 @@ ECHOES: dict[str, Callable[[Reply], Any]] = {
 
 @dataclass
 class Talk:
-    """An episode with one reply of the policy, and the agent's requests after it."""
+    """An episode with a reply by the policy and the agent's subsequent requests."""
 
     name: str
     renderer: PromptRenderer = field(init=False)
@@ -144,7 +147,7 @@ class Talk:
         self.reply: Reply | None = None
 
     def ask(self, messages: list[Any], tools: Any, action: list[int]) -> list[int] | None:
-        """Return the prompt of a request, which ``action`` answers; None if it is a 400."""
+        """Make a request and answer it with ``action``. Returns the prompt, or None for a 400."""
         request = ChatRequest("policy", list(messages), tools)
         try:
             conversation = self.book.observe(request, "", self.renderer)
@@ -158,7 +161,7 @@ class Talk:
         return prompt
 
     def play(self, action: list[int], fine: list[int], echo: str) -> Iterator[list[int] | None]:
-        """Yield the prompts of an agent that continues, branches twice, edits, and drops tools."""
+        """Yield the prompts as an agent continues, branches twice, edits, and drops its tools."""
         tools = None if self.name == "llama3" else TOOLS
         opening = [{"role": "user", "content": "Quote it."}]
         self.ask(opening, tools, action)
@@ -181,7 +184,7 @@ class Talk:
 
 
 @pytest.mark.parametrize("name", [name for name in CLASSES if name != "role_colon"])
-def test_control_tokens_quoted_by_the_policy_stay_text_when_sent_back(name: str) -> None:
+def test_control_tokens_quoted_by_the_policy_remain_text_when_sent_back(name: str) -> None:
     matrix, checked = Matrix(name), 0
     renderer = prompt_renderer(name)
     fine = renderer.encode("Fine.") + renderer.end_tokens[:1]
@@ -201,14 +204,14 @@ def test_control_tokens_quoted_by_the_policy_stay_text_when_sent_back(name: str)
                 place = f"{name} | {where} | {echo} | step {step} | {literal}"
                 if prompt is None:
                     matrix.findings.append(f"{place} | refused")
-                else:  # no more: where the Cookbook read markup in it, there may be less
+                else:  # fewer control tokens are fine: the Cookbook may parse quoted markup
                     more = matrix.control(prompt) - matrix.control(letters)
                     matrix.compare(place, [*letters, *more.elements()], matrix.control(letters))
     matrix.report()
     assert checked >= 100
 
 
-def test_the_matrix_has_findings_for_unescaped_quotes(monkeypatch: Patch) -> None:
+def test_the_matrix_has_findings_if_quotes_are_not_escaped(monkeypatch: Patch) -> None:
     monkeypatch.setattr(PromptRenderer, "escape", lambda self, message: message)
     with pytest.raises(pytest.fail.Exception, match=r"[1-9][0-9]+ findings"):
-        test_control_tokens_quoted_by_the_policy_stay_text_when_sent_back("deepseekv3")
+        test_control_tokens_quoted_by_the_policy_remain_text_when_sent_back("deepseekv3")

@@ -1,8 +1,10 @@
-"""A renderer made of a chat template, over the formats of many families.
+"""Renderers built from a chat template, tested with the formats of many model families.
 
-1. A prompt is ``apply_chat_template``'s, token for token, and so is what a turn adds to it.
-2. Calls can be read again; what a template cannot show is refused, and the message says why.
-3. Under an Env: one datum for a linear conversation, tools, text that stays text.
+1. Prompts, and the tokens added by each turn, match ``apply_chat_template`` token for token.
+2. Rendered calls can be parsed again. Anything that a template cannot render is rejected with a
+   reason.
+3. With an Env, a linear conversation gives one datum, tools work, and control tokens in text remain
+   text.
 """
 
 import copy
@@ -28,7 +30,8 @@ DAMAGE = ("", "{", "}", "[]", '{"name": 1}', "null", '": ', "[" * 3000, '"name"'
 TOOLS: list[Any] = [ToolSpec(name="look", description="Looks.", parameters={"type": "object"})]
 
 WITHOUT_TWO_CALLS = {"bare JSON", "Gemma", "DeepSeek R1, which forgets"}
-"""They show one call, no system prompt for Hermes' tools, and nothing that is not thought."""
+"""Families excluded from the test with two calls. In order: it only renders one call, it has no
+system prompt for Hermes tools, and it always opens a thought."""
 
 
 def renderer(family: str, *, hermes: bool = False) -> TemplateRenderer:
@@ -36,7 +39,7 @@ def renderer(family: str, *, hermes: bool = False) -> TemplateRenderer:
 
 
 def conversation(rng: random.Random, *, calls: bool) -> list[Message]:
-    """Return a random conversation that ends with a user message or a tool result."""
+    """Return a random conversation that ends with a user message or tool result."""
 
     def text() -> str:
         return "Q" + "".join(rng.choices(WORDS, k=rng.randrange(5))) + "."
@@ -69,7 +72,7 @@ def as_sent(message: Message, *, parts: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_a_prompt_and_what_a_turn_adds_are_the_templates_own_tokens(family: str) -> None:
+def test_prompts_and_the_tokens_added_by_a_turn_match_the_template(family: str) -> None:
     own = renderer(family)
     prompts, tokenizer = PromptRenderer(own), own.tokenizer
     rng, count = random.Random(1), 0
@@ -84,7 +87,7 @@ def test_a_prompt_and_what_a_turn_adds_are_the_templates_own_tokens(family: str)
             text = tokenizer.apply_chat_template(
                 messages_sent, tools=offered, add_generation_prompt=True, return_dict=False
             )
-        except Exception:  # no system prompt here, say
+        except Exception:  # e.g. the template does not support system prompts
             continue
         if calls:
             system = [m["content"] for m in messages if m["role"] == "system"]
@@ -100,7 +103,7 @@ def test_a_prompt_and_what_a_turn_adds_are_the_templates_own_tokens(family: str)
 
 
 @pytest.mark.parametrize("family", sorted({*TEMPLATES} - WITHOUT_TWO_CALLS))
-def test_calls_are_read_as_written_and_damaged_ones_still_give_a_message(family: str) -> None:
+def test_calls_are_parsed_as_written_and_damaged_ones_still_give_a_message(family: str) -> None:
     own = renderer(family, hermes=family not in CALLING)
     body = [("look", {"q": "a, b"}), ("open_it", {"q": 'say "x"', "n": 3, "deep": {"k": [1]}})]
     functions = [ToolCall.FunctionBody(name=n, arguments=json.dumps(a)) for n, a in body]
@@ -130,7 +133,7 @@ def test_calls_are_read_as_written_and_damaged_ones_still_give_a_message(family:
         assert broken["role"] == "assistant"
 
 
-def test_a_thought_that_the_prompt_opens_is_read() -> None:
+def test_a_thought_that_is_opened_by_the_prompt_is_parsed() -> None:
     own = renderer("a thinker's")
     [end] = own.get_stop_sequences()[:1]
     message, _ = own.parse_response([*own.tokenizer.encode("Hm.\n</think>\n\nYes."), end])
@@ -146,13 +149,13 @@ def test_a_thought_that_the_prompt_opens_is_read() -> None:
     [
         (None, "has no chat template"),
         ("{% for m in messages %}{{ m.role }}{% endfor %}", "without its text"),
-        ("{{ raise_exception('no') }}", "cannot show a user's message: TemplateError: no"),
-        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "has no control token"),
-        ("{% for m in messages", "cannot show a user's message: TemplateSyntaxError"),
-        ("{{ ''.__class__.__mro__ }}", "cannot show a user's message: SecurityError"),
+        ("{{ raise_exception('no') }}", "cannot render a user message: TemplateError: no"),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "contains no control token"),
+        ("{% for m in messages", "cannot render a user message: TemplateSyntaxError"),
+        ("{{ ''.__class__.__mro__ }}", "cannot render a user message: SecurityError"),
     ],
 )
-def test_a_template_that_cannot_be_used_is_refused(template: str | None, why: str) -> None:
+def test_an_unusable_template_is_rejected(template: str | None, why: str) -> None:
     tokenizer = copy.deepcopy(tokenizer_of(TEMPLATES["ChatML"]))
     tokenizer.chat_template = template
 
@@ -180,7 +183,9 @@ def talker(opening: str, turns: int) -> Any:
 
 
 @pytest.mark.parametrize("family", sorted({*TEMPLATES} - {"Llama 2"}))
-async def test_a_linear_conversation_is_one_datum_and_text_stays_text(family: str) -> None:
+async def test_a_linear_conversation_is_one_datum_and_control_tokens_remain_text(
+    family: str,
+) -> None:
     own = renderer(family)
     opened = own.template.opening.endswith("<think>\n")
     reply = "Hm.\n</think>\n\nYes." if opened else "Yes."
@@ -196,15 +201,15 @@ async def test_a_linear_conversation_is_one_datum_and_text_stays_text(family: st
     assert len(trajectory_to_data(trajectory, 1.0)) == 1 + forgets
 
 
-async def test_text_that_would_begin_another_message_is_refused() -> None:
+async def test_text_that_would_start_a_new_message_is_rejected() -> None:
     framed = TEMPLATES["Llama 2"].replace("[INST]", "### In").replace("[/INST]", "### Out")
     own = TemplateRenderer(tokenizer_of(framed))
     assert reward(await play(talker("Hi Out", 1), "x", renderer=own)) == 1.0
-    with pytest.raises(AgentError, match="would begin a new"):
+    with pytest.raises(AgentError, match="would start a new"):
         await play(talker("Hi ### Out Sure", 1), "x", renderer=own)
 
 
-async def test_a_template_without_tools_says_so_and_hermes_adds_them() -> None:
+async def test_the_error_for_a_template_without_tools_recommends_hermes() -> None:
     async def agent(client: AgentClient) -> float:
         first = (await call(client, tools=[tool("look")])).choices[0].message
         result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "red"}
@@ -212,7 +217,7 @@ async def test_a_template_without_tools_says_so_and_hermes_adds_them() -> None:
         return float(second.choices[0].message.content == "It is red.")
 
     calling = '<tool_call>\n{"name": "look", "arguments": {"q": 1}}\n</tool_call>'
-    with pytest.raises(AgentError, match="template_hermes writes them"):
+    with pytest.raises(AgentError, match="template_hermes, which works"):
         await play(agent, calling, "It is red.", renderer=renderer("SmolLM2"))
 
     trajectory = await play(agent, calling, "It is red.", renderer=renderer("SmolLM2", hermes=True))

@@ -1,12 +1,13 @@
-"""List the blindly written questions that the answerer gets wrong, by kind.
+"""List the blindly written questions that the answerer gets wrong, by type of mistake.
 
     python -m tests.envs.twenty_questions.mistakes
 
-Odd lines of ``blind_questions.csv`` are for looking at, even ones for the score alone.
-``strangers_questions.csv`` has 960 questions written for evert by three writers who had seen the
-nouns alone: a and c single ones, b whole games. Of a and b 0.903 and 0.806 were answered rightly at
-first sight; they have been looked at since. c was written, and answered once, after that: 0.963;
-nobody has looked at what failed. There a right guess is a "yes" like others.
+Odd lines of ``blind_questions.csv`` may be looked at, while even ones are used only for the score.
+``strangers_questions.csv`` has 960 questions written for evert by three people who had seen only
+the nouns: a and c contain single questions, b whole games. When first tried, 90.3% of a and 80.6%
+of b were answered correctly; we have looked at these mistakes since. After that, c was written and
+answered once: 96.3%. Nobody has looked at its mistakes. In these sets, a right guess is labelled
+"yes", like other answers.
 """
 
 import csv
@@ -34,7 +35,7 @@ KINDS = ("not understood", "guess not seen", "taken as a guess", "makes no sense
 
 
 def mistakes(name: str) -> Iterator[tuple[str, str, str, Parsed]]:
-    """Yield the kind, noun, question and parse of each question that is answered wrongly."""
+    """Yield the type of mistake, noun, question and parse of each wrongly answered question."""
     answerer = KnowledgeAnswerer()
     nouns = {noun.answer: noun for noun in shipped_nouns()}
     for row in SETS[name]:

@@ -1,4 +1,4 @@
-"""Answerers: the knowledge base, an endpoint, a completer, a sampling client."""
+"""Answerers: the knowledge base, an endpoint, a completer, and a sampling client."""
 
 import json
 from collections.abc import AsyncIterator
@@ -50,7 +50,7 @@ async def test_the_knowledge_base_answers_from_facts_or_says_why_it_cannot() -> 
         assert (answer.yes_or_no, answer.brief_reason) == ("n/a", reason)
 
 
-async def test_other_nouns_need_facts_of_their_own() -> None:
+async def test_nouns_that_are_not_shipped_need_their_own_facts() -> None:
     wombat = Noun("wombat", "animal", "train")
     answerer = KnowledgeAnswerer(Facts({"wombat": {"animal": "yes"}}))
 
@@ -106,13 +106,13 @@ async def test_an_answer_in_the_wrong_format_is_retried_up_to_the_limit(endpoint
     assert len(endpoint.requests[2]["messages"]) == 4
 
     endpoint.replies = ["Yes!"] * 3
-    with pytest.raises(AnswererError, match="None of 2 replies.*not JSON.*larger model"):
+    with pytest.raises(AnswererError, match="valid reply in 2.*not JSON.*larger model"):
         await ModelAnswerer(endpoint.model, attempts=2).answer(ZEBRA, "Is it a bird?")
     assert len(endpoint.requests) == 3 + 2
 
 
 class Judge(MessageCompleter):
-    """A model with scripted replies that records its requests."""
+    """A model with scripted replies that records the requests it receives."""
 
     def __init__(self, *replies: str) -> None:
         self.replies = list(replies)
@@ -123,7 +123,7 @@ class Judge(MessageCompleter):
         return {"role": "assistant", "content": self.replies.pop(0)}
 
 
-async def test_message_and_token_completers_may_be_answerers() -> None:
+async def test_message_and_token_completers_can_be_answerers() -> None:
     judge, policy = Judge(said("no"), said("n/a")), ScriptedPolicy([said("yes", True)])
     answerer = ModelAnswerer(judge)
 
@@ -141,7 +141,7 @@ async def test_message_and_token_completers_may_be_answerers() -> None:
         ModelAnswerer(3)  # type: ignore[arg-type]
 
 
-async def test_a_models_correct_counts_only_if_the_noun_is_named() -> None:
+async def test_a_models_correct_counts_only_if_the_question_names_the_noun() -> None:
     for question, correct in {
         "Is it a zebra?": True,
         "Could it be zebras?": True,

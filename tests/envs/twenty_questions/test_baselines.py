@@ -1,4 +1,4 @@
-"""Players without a model: the oracle finds every noun, the random one follows its seed."""
+"""Players without a model: the oracle finds every noun, and the random player follows its seed."""
 
 import re
 from typing import Any
@@ -44,7 +44,7 @@ async def test_the_oracle_asks_about_the_remaining_nouns() -> None:
             game.record(guess(other.answer), Answer("no"))
     assert OraclePlayer().question(game) == guess(NOUNS[0].answer)
     game.record(guess(NOUNS[0].answer), Answer("no"))
-    assert OraclePlayer().question(game) in load_lexicon().questions.values()  # nothing is left
+    assert OraclePlayer().question(game) in load_lexicon().questions.values()  # no noun is left
 
 
 async def play_alone(agent: Any, task: Any = TEST_TASKS[0]) -> Trajectory:
@@ -68,7 +68,9 @@ async def test_the_oracle_is_an_agent_that_calls_no_model(task: Any, agent: Any,
     assert str(only.logs["transcript"]).endswith("questions")
 
 
-async def test_the_random_agent_follows_its_seed_and_the_category_and_never_repeats() -> None:
+async def test_the_random_agent_follows_its_seed_and_the_category_and_never_repeats_itself() -> (
+    None
+):
     async def questions_of(agent: Any) -> list[str]:
         transcript = str((await play_alone(agent)).transitions[0].logs["transcript"])
         return re.findall(r"\d+\. (.*?)  ", transcript)

@@ -1,4 +1,4 @@
-"""The data that ship with the game: nouns, facts and a lexicon that agree with one another."""
+"""The data shipped with the game: nouns, facts and lexicon are consistent with each other."""
 
 from collections import Counter
 from itertools import combinations
@@ -20,7 +20,7 @@ CATEGORY_ATTRIBUTES = {
     "celebrity": "real_person", "fictional character": "fictional",
     "sports equipment": "sports_gear", "household item": "household",
 }  # fmt: skip
-"""Where the attribute is not called as the category is."""
+"""Categories whose attribute has a different name."""
 
 IMPLICATIONS = """
 over_house -> over_car; over_car -> over_person; over_person -> over_breadbox
@@ -53,7 +53,7 @@ def having(attribute: str) -> list[str]:
 
 
 def holds(answer: str, expected: str) -> bool:
-    """Return whether an answer does not contradict the expected one; n/a never does."""
+    """Return whether an answer does not contradict the expected one. "n/a" never does."""
     fact = FACTS.of(answer, expected.removeprefix("not "))
     return fact != ("yes" if expected.startswith("not ") else "no")
 
@@ -68,7 +68,7 @@ def test_a_fifth_of_the_nouns_of_every_category_is_held_out() -> None:
     assert sum(held_out.values()) == 40
 
 
-def test_every_noun_has_facts_and_few_are_unknown() -> None:
+def test_every_noun_has_facts_and_few_facts_are_unknown() -> None:
     values = Counter(value for row in FACTS.table.values() for value in row.values())
 
     assert FACTS.answers == tuple(ANSWERS)
@@ -78,7 +78,7 @@ def test_every_noun_has_facts_and_few_are_unknown() -> None:
     assert values["n/a"] < 0.02 * values.total()
 
 
-def test_every_attribute_divides_the_nouns_and_any_two_nouns_differ() -> None:
+def test_every_attribute_splits_the_nouns_and_no_two_nouns_have_the_same_facts() -> None:
     of = {attribute: {FACTS.of(a, attribute) for a in ANSWERS} for attribute in FACTS.attributes}
     rows = [(noun, [*FACTS.table[noun.answer].values()]) for noun in NOUNS]
     alike = [
@@ -90,7 +90,7 @@ def test_every_attribute_divides_the_nouns_and_any_two_nouns_differ() -> None:
 
     assert [attribute for attribute, answers in of.items() if not {"yes", "no"} <= answers] == []
     assert len({tuple(row) for _, row in rows}) == len(NOUNS)
-    assert alike == []  # in a plain yes against no
+    assert alike == []  # for each pair, some fact is yes for one noun and no for the other
 
 
 def test_facts_and_categories_satisfy_the_implications() -> None:
@@ -107,7 +107,7 @@ def test_facts_and_categories_satisfy_the_implications() -> None:
         assert having(CATEGORY_ATTRIBUTES.get(category, category)) == of_it, category
 
 
-def test_the_lexicon_has_the_facts_nouns_and_attributes_with_unique_names() -> None:
+def test_the_lexicon_contains_the_facts_nouns_and_attributes_with_unique_names() -> None:
     questions = [*LEXICON.questions.values()]
     names = Counter(alias for aliases in LEXICON.aliases.values() for alias in aliases)
 
@@ -122,7 +122,7 @@ def test_the_lexicon_has_the_facts_nouns_and_attributes_with_unique_names() -> N
 
 def test_an_unknown_noun_or_attribute_is_an_error() -> None:
     facts = Facts({"dog": {"animal": "yes"}})
-    with pytest.raises(FactsError, match="There are no facts about 'cat'.*let a model answer"):
+    with pytest.raises(FactsError, match="There are no facts about 'cat'.*answer with a model"):
         facts.of("cat", "animal")
     with pytest.raises(FactsError, match="no attribute 'plant'"):
         facts.of("dog", "plant")

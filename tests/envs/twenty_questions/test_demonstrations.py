@@ -1,4 +1,4 @@
-"""Demonstrations of the game's format: conversations of mostly poor players."""
+"""Demonstrations of the game's format: conversations in which most players are weak."""
 
 import itertools
 from typing import Any
@@ -29,7 +29,7 @@ def draw(seed: int, count: int = 100, *, shown: bool = False) -> list[list[dict[
     return list(itertools.islice((shown_demonstrations if shown else demonstrations)(seed), count))
 
 
-async def test_a_games_conversation_equals_that_of_an_episode() -> None:
+async def test_the_conversation_of_a_game_equals_that_of_an_episode() -> None:
     noun = shipped_nouns()[0]
     game = play(OraclePlayer(), noun)
     for style in ("short", "full"):
@@ -46,7 +46,7 @@ async def test_a_games_conversation_equals_that_of_an_episode() -> None:
 
 
 @BOTH
-def test_a_recipe_shows_games_of_its_own_game(shown: bool) -> None:
+def test_a_recipe_demonstrates_its_own_variant_of_the_game(shown: bool) -> None:
     game = find_game("twenty_questions_shown" if shown else "twenty_questions")
     assert game is not None
     function = resolve(game.settings()["demonstrations"], "demonstrations", GameError)

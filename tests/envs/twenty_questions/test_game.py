@@ -1,4 +1,4 @@
-"""The rules of the game, without players."""
+"""The rules of the game, without any players."""
 
 import pytest
 
@@ -18,12 +18,12 @@ def game_of(*answers: Answer, most: int = 20) -> QuestionGame:
     return game
 
 
-def test_a_game_ends_with_the_right_guess_or_when_the_questions_are_used_up() -> None:
+def test_a_game_ends_with_a_right_guess_or_when_no_questions_are_left() -> None:
     for game, over, won in (
         (game_of(NO), False, False),
         (game_of(NO, RIGHT), True, True),
         (game_of(NO, NO, most=2), True, False),
-        (game_of(RIGHT, most=1), True, True),  # the last question may win
+        (game_of(RIGHT, most=1), True, True),  # a right guess wins even as the last question
     ):
         assert (game.over, game.won, game.score) == (over, won, float(won)), game.transcript()
 
@@ -31,11 +31,11 @@ def test_a_game_ends_with_the_right_guess_or_when_the_questions_are_used_up() ->
 def test_recording_after_the_end_or_too_many_searches_is_an_error() -> None:
     with pytest.raises(GameStateError, match="over after 1 of 1 questions \\(won\\)"):
         game_of(RIGHT, NO, most=1)
-    with pytest.raises(GameStateError, match="2 searches.*allow 1"):
+    with pytest.raises(GameStateError, match="2 searches.*allow only 1"):
         QuestionGame(ZEBRA).record("Is it a cat?", NO, (Search("a", "b"), Search("c", "d")))
 
 
-def test_the_prompt_has_the_category_and_the_number_of_the_question() -> None:
+def test_the_prompt_has_the_category_and_the_question_number() -> None:
     game = game_of(NO)
 
     assert QuestionGame(ZEBRA).situation() == "Category: animal. Question 1 of 20."
@@ -59,7 +59,7 @@ def test_the_transcript_and_the_summary_are_complete() -> None:
     assert game.summary() == {"found": 1.0, "questions": 2, "not_told": 1, "searches": 1}
 
 
-def test_the_question_of_a_reply_is_its_last_line_with_a_question() -> None:
+def test_the_question_in_a_reply_is_its_last_line_that_contains_a_question() -> None:
     replies = {
         "It could be a cat.\nIs it a cat?": "Is it a cat?",
         "Is it a cat?\nI hope so.": "Is it a cat?",

@@ -1,6 +1,6 @@
-"""Players with a habit of asking and a habit of guessing, whose games are determined by a seed.
+"""Players with fixed habits of asking and guessing, whose games are determined by a seed.
 
-``tests/bases/test_bases.py`` has the digest of what a base learned of them.
+``tests/bases/test_bases.py`` has the digest of what a base learned from them.
 """
 
 import random
@@ -24,7 +24,9 @@ HABITS: list[tuple[Asks, Guesses]] = [*product(get_args(Asks), get_args(Guesses)
 
 
 @pytest.mark.parametrize(("asks", "guesses"), HABITS)
-def test_a_habit_player_never_repeats_and_asks_only_from_its_lists(asks: Any, guesses: Any) -> None:
+def test_a_habit_player_never_repeats_itself_and_asks_only_from_its_lists(
+    asks: Any, guesses: Any
+) -> None:
     player = HabitPlayer(asks, guesses, KNOWN, random.Random(0))
     for game in (play(player, noun, HIDDEN) for noun in NOUNS[::20]):
         assert len({t.question for t in game.turns}) == len(game.turns), (asks, guesses)
@@ -49,9 +51,9 @@ def test_a_habit_player_never_guesses_a_forbidden_noun() -> None:
 
     shown = play(HabitPlayer("any", "blind", KNOWN, random.Random(0)), NOUNS[0])
     foreign = {guess(noun.answer) for noun in NOUNS if noun.category != NOUNS[0].category}
-    assert not foreign & {turn.question for turn in shown.turns}  # where the category is shown
+    assert not foreign & {turn.question for turn in shown.turns}  # the category is shown
 
     only = HabitPlayer("any", "always", KNOWN, random.Random(0), allowed=1)
     game = QuestionGame(NOUNS[3], HIDDEN)
-    assert only.lists(game) == [(1.0, [guess(noun.answer) for noun in NOUNS])]  # it thinks of all
+    assert only.lists(game) == [(1.0, [guess(noun.answer) for noun in NOUNS])]  # all nouns
     assert only.question(game) == guess(NOUNS[0].answer)

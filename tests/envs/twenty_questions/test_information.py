@@ -1,4 +1,4 @@
-"""Inference from the facts: which nouns fit the answers, and the information of a question."""
+"""Inference from facts: the nouns that are consistent with the answers, and what questions tell."""
 
 import math
 
@@ -32,7 +32,7 @@ def left_after(*turns: tuple[str, Answer], shown: bool = False) -> list[str]:
     return KNOWN.names(KNOWN.candidates(game))
 
 
-def test_an_answer_leaves_the_nouns_that_fit_it() -> None:
+def test_an_answer_keeps_the_nouns_that_are_consistent_with_it() -> None:
     assert left_after() == left_after(("What is it?", NOT_TOLD)) == ALL
     assert left_after(shown=True) == ["owl", "bat", "cat"]
     assert left_after((FLIES, YES)) == ["owl", "bat"]
@@ -44,7 +44,7 @@ def test_an_answer_leaves_the_nouns_that_fit_it() -> None:
     assert KNOWN.names(KNOWN.category("animal")) == ["owl", "bat", "cat"]
 
 
-def test_a_questions_information_is_the_entropy_of_its_answer() -> None:
+def test_the_information_of_a_question_is_the_entropy_of_its_answer() -> None:
     everything, fliers = KNOWN.everything, KNOWN.set_of(ZOO[:2])
 
     assert KNOWN.answer_entropy(everything, FLIES) == pytest.approx(1.5)
@@ -54,7 +54,7 @@ def test_a_questions_information_is_the_entropy_of_its_answer() -> None:
     assert KNOWN.answer_entropy(everything, "What is it?") == 0.0
     assert [name for _, name in KNOWN.best(everything)] == ["can_fly", "has_wings"]
     assert KNOWN.max_bits(everything) == pytest.approx(1.5)
-    assert KNOWN.max_bits(fliers) == pytest.approx(1.0)  # a guess
+    assert KNOWN.max_bits(fliers) == pytest.approx(1.0)  # by guessing one of the two
     assert KNOWN.max_bits(KNOWN.set_of([BALL])) == KNOWN.max_bits(0) == 0.0
     assert entropy((1, 1, 1)) == pytest.approx(math.log2(3))
     assert entropy((5,)) == entropy(()) == entropy((0, 0)) == 0.0

@@ -1,4 +1,4 @@
-"""Measures of a player besides whether it won."""
+"""Metrics of a player beyond whether it won."""
 
 from typing import Any
 
@@ -41,13 +41,13 @@ def measured(*questions: str, rules: Rules = HIDDEN) -> dict[str, float]:
         (["Can it fly?", "Hm"], "guesses_in_vain", 0.0),
         (["Can it fly?", "Is it a dog?"], "questions_when_won", 2.0),
         (["Can it fly?", "Is it a cat?"], "questions_when_won", None),
-        ([], "bits_of_best", None),  # no information was left
+        ([], "bits_of_best", None),  # no information was available
         (["Hm"], "bits", 0.0),
         (["Is it a cat?"], "bits", pytest.approx(entropy((1, 199)))),
         (["Is it a cat?"] * 2, "bits", pytest.approx(entropy((1, 199)) / 2)),
     ],
 )
-def test_a_game_is_measured(questions: list[str], name: str, value: object) -> None:
+def test_the_metrics_of_a_game(questions: list[str], name: str, value: object) -> None:
     assert measured(*questions).get(name) == value
 
 
@@ -65,7 +65,7 @@ def test_a_question_about_the_shown_category_has_no_information() -> None:
 
 
 @pytest.mark.parametrize("noun", shipped_nouns()[::40])
-def test_the_oracle_gets_all_bits_and_the_random_player_few(noun: Any) -> None:
+def test_the_oracle_gets_all_the_information_and_the_random_player_little(noun: Any) -> None:
     oracle = measures(play(OraclePlayer(), noun, HIDDEN))
     some = measures(play(RandomPlayer(), noun, HIDDEN))
 
@@ -74,7 +74,7 @@ def test_the_oracle_gets_all_bits_and_the_random_player_few(noun: Any) -> None:
     assert some["bits_of_best"] < 0.5
 
 
-def test_a_noun_without_facts_has_no_bits() -> None:
+def test_a_noun_without_facts_gives_no_bits() -> None:
     game = QuestionGame(Noun("axolotl", "animal", "train"), HIDDEN)
     game.record("Can it fly?", Answer("no"))
 

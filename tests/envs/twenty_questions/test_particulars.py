@@ -1,8 +1,7 @@
-"""What the answerer knows beside the facts, and how it does on questions written blindly.
+"""What the answerer knows in addition to the facts, and how it does on blindly written questions.
 
-Of 900 questions written before anybody looked at the parser, what fails is counted by kind
-(``PROVENANCE.md`` says who wrote them and what was looked at), and so it is of 960 that three
-strangers wrote.
+900 questions were written before anybody looked at the parser (``PROVENANCE.md`` says by whom, and
+which ones were looked at), and 960 by three strangers. The tests count the mistakes by type.
 """
 
 from collections import Counter
@@ -43,7 +42,7 @@ TOLD = [
     ("Do you put it on your feet?", "sock", "ladder"),
     ("Can more than one person sit on it?", "bench", "chair"),
     ("Does it only have room for one person?", "bicycle", "bus"),
-    # prices, speeds and ages are compared
+    # comparisons of prices, speeds and ages
     ("Is it cheaper than a car?", "stapler", "helicopter"),
     ("Does it cost more than $100?", "piano", "eraser"),
     ("Does it cost under 1,000 dollars?", "laptop", "car"),
@@ -55,11 +54,11 @@ TOLD = [
     ("Was it around 200 years ago?", "knife", "television"),
     ("Is she older than 60?", "Marie Curie", "Taylor Swift"),
     ("Can you carry it in a backpack?", "laptop", "bed"),
-    # what depends on which one is meant, or makes no sense, is told if the rest settles it
+    # parts that cannot be answered are ignored if the other parts decide the answer
     ("Is it a boy?", "Harry Potter", "Taylor Swift"),
     ("Is it red or an animal?", "butterfly", "frying pan"),
 ]
-"""A question, a noun of which it holds, and one of which it does not."""
+"""A question, a noun for which the answer is yes, and one for which it is no."""
 
 NOT_TOLD = [
     ("Marie Curie", "Is it cheaper than a TV?"),
@@ -70,7 +69,7 @@ NOT_TOLD = [
 ]
 
 
-def test_a_particular_holds_only_for_its_nouns() -> None:
+def test_a_particular_is_true_only_of_its_nouns() -> None:
     answers = [
         (question, answer_to(yes, question), answer_to(no, question)) for question, yes, no in TOLD
     ]
@@ -96,7 +95,7 @@ def test_canonical_questions_are_answered_from_the_facts() -> None:
     assert other == []
 
 
-def test_every_phrase_is_in_one_line_of_the_lexicon() -> None:
+def test_every_phrase_is_in_only_one_line_of_the_lexicon() -> None:
     _, lexicon = extended_facts()
     lines: dict[frozenset[str], set[str]] = {}
     for phrase in lexicon.phrases[len(load_lexicon().phrases) :]:
@@ -118,11 +117,11 @@ LEAST = {
     "strangers' b": (320, 0.96),
     "strangers' c": (320, 0.95),
 }
-"""Of each set its size, and the share that is answered rightly."""
+"""Size of each set, and the minimum fraction that must be answered correctly."""
 
 
 @pytest.mark.parametrize("name", LEAST)
-def test_most_blindly_written_questions_are_answered_rightly(name: str) -> None:
+def test_most_blindly_written_questions_are_answered_correctly(name: str) -> None:
     kinds, (questions, least) = Counter(kind for kind, *_ in mistakes(name)), LEAST[name]
 
     assert len(SETS[name]) == questions

@@ -1,4 +1,4 @@
-"""The plain player: the whole game is one conversation, so it is one datum."""
+"""The plain player: the whole game is a single conversation, and thus a single datum."""
 
 import pickle
 from typing import Any
@@ -55,7 +55,7 @@ async def test_finding_the_noun_earns_one_and_is_recorded() -> None:
     assert {**expected, "questions_when_won": 3.0}.items() <= last.metrics.items()
 
 
-async def test_a_game_ends_after_twenty_questions_or_the_tasks_number() -> None:
+async def test_a_game_ends_after_twenty_questions_or_as_many_as_the_task_allows() -> None:
     def always(prompt: str) -> str:
         return "Is it a cat?"
 
@@ -71,8 +71,8 @@ async def test_a_game_ends_after_twenty_questions_or_the_tasks_number() -> None:
         with_rules([ZEBRA], questions=3)
 
 
-async def test_empty_replies_and_tool_calls_without_a_search_are_questions() -> None:
-    class Flatterer:  # a user's own answerer
+async def test_empty_replies_and_tool_calls_without_a_search_count_as_questions() -> None:
+    class Flatterer:  # a user-defined answerer
         async def answer(self, noun: Noun, question: str) -> Answer:
             return Answer("yes", correct=question == "Hm?")
 
@@ -101,7 +101,7 @@ async def test_the_category_and_short_prompts_are_options(agent: Any, told: list
 
 async def test_wrong_guesses_cost_reward_but_not_the_score() -> None:
     [task] = with_rules([ZEBRA], guess_cost=0.1)
-    guesses = ["Is it a cat?", BIRD, RIGHT]  # a bird is no noun of the game's, but a question
+    guesses = ["Is it a cat?", BIRD, RIGHT]  # "bird" is not a noun of the game
     trajectory, _ = await play_game(twenty_questions_agent, *guesses, task=task)
 
     assert reward(trajectory) == pytest.approx(0.9)
@@ -120,7 +120,7 @@ def test_an_agent_with_all_options_passes_check_env_and_pickles_small() -> None:
         assert isinstance(pickle.loads(pickled), ChatAgentGroupBuilder)
 
 
-async def test_one_search_per_question_is_allowed_and_searching_alone_loses() -> None:
+async def test_one_search_per_question_is_allowed_and_a_player_that_only_searches_loses() -> None:
     agent = TwentyQuestions(search=KnowledgeSearch())
     trajectory, prompts = await play_game(agent, SEARCH, SEARCH, BIRD, BAD_SEARCH, SEARCH, RIGHT)
 
@@ -138,7 +138,7 @@ async def test_one_search_per_question_is_allowed_and_searching_alone_loses() ->
     assert only.transitions[-1].metrics["not_told"] == 2.0
 
 
-async def test_training_and_test_tasks_are_disjoint_and_played_alike() -> None:
+async def test_training_and_test_tasks_are_disjoint_and_played_in_the_same_way() -> None:
     assert (len(TRAIN_TASKS), len(TEST_TASKS)) == (160, 40)
     assert {task["split"] for task in TRAIN_TASKS} == {"train"}
     assert not {task["answer"] for task in TRAIN_TASKS} & {task["answer"] for task in TEST_TASKS}

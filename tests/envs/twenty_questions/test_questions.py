@@ -1,8 +1,9 @@
-"""Questions in plain English: what the parser makes of them.
+"""How the parser understands questions in plain English.
 
-At least 95 % of 300 held-out questions are understood. They are in other words than what the
-lexicon was tuned on; only their score was looked at, never which of them fail (`PROVENANCE.md` has
-the first score and the caveats). Of the development questions a few are known to fail.
+It must understand at least 95% of 300 held-out questions. They are worded differently from those
+that the lexicon was tuned on. Only their score was looked at, never the individual mistakes
+(`PROVENANCE.md` has the first score and the caveats). A few of the development questions are known
+to fail.
 """
 
 import csv
@@ -50,10 +51,10 @@ def rows(name: str) -> list[tuple[str, str]]:
 
 
 def fits(parsed: Parsed, expected: str) -> bool:
-    """Return whether a label fits.
+    """Return whether the parse matches a label.
 
-    The files' "none" is also where two things are asked at once, or a noun is named that is none
-    of the list: both can be told since.
+    The files also label a question "none" if it combines two questions or names a noun that is not
+    in the list. The parser has learned to understand both since then.
     """
     foreign = isinstance(parsed, Guess) and parsed.answer not in ANSWERS
     is_plain = expected == "none" and (isinstance(parsed, Compound) or foreign)
@@ -71,7 +72,7 @@ KNOWN_TO_FAIL = [
     "Does it travel on rails?",
     "Do you hit it with something?",
 ]
-"""One word of them is known and the one that matters is not, or two things are named."""
+"""These contain one known word but not the one that matters, or name two nouns."""
 
 
 RED, YELLOW, ANIMAL, FLIES = map(Attribute, ("red", "yellow", "animal", "can_fly"))
@@ -79,7 +80,7 @@ ELECTRIC, NOT_ELECTRIC = (Attribute("electric"), Attribute("electric", positive=
 DOG = Guess("dog")
 
 MEANT: dict[str, Parsed] = {
-    # articles, plurals and other names do not matter
+    # articles, plurals and synonyms do not matter
     "Is it horses?": Guess("horse"),
     "Is it a couch?": Guess("sofa"),
     "Is it a pair of trousers?": Guess("trousers"),
@@ -90,24 +91,24 @@ MEANT: dict[str, Parsed] = {
     "Isn't it a zebra?": Guess("zebra"),
     "Is it a book shelf?": Guess("bookshelf"),
     "Is it a loaf of bread?": Guess("bread"),
-    # something unknown may be guessed, too
+    # unknown nouns may be guessed, too
     "Guess: wombat.": Guess("wombat"),
     "My guess is Wombat": Guess("Wombat"),
     "Guess:": None,
-    # words that say nothing may stand before a guess
+    # filler words before a guess are ignored
     "Just to be sure, is it a dog?": DOG,
     "Is it by any chance a dog?": DOG,
     "Is it for sure a dog?": DOG,
     "Could you be thinking about a dog?": DOG,
     "Is it some kind of dog?": DOG,
-    # attributes are asked in many ways
+    # attributes can be asked about in many ways
     "Does it have wings?": Attribute("has_wings"),
     "Is it used for cooking?": Attribute("cooking"),
     "Could I hold it in one hand?": Attribute("in_hand"),
     "wings?": Attribute("has_wings"),
     "Is it electrik?": ELECTRIC,
     "Is it an anmial?": ANIMAL,
-    # a negation turns the answer round, unless it only expects a yes; two are none
+    # a negation inverts the answer, unless the question is rhetorical; two negations cancel out
     "Is it not electric?": NOT_ELECTRIC,
     "Is it non-electric?": NOT_ELECTRIC,
     "Does it never use electricity?": NOT_ELECTRIC,
@@ -119,12 +120,12 @@ MEANT: dict[str, Parsed] = {
     "Is it inanimate?": Attribute("living", positive=False),
     "Is it toothless and wheelless?": Attribute("wheels", positive=False),
     "Is it not inanimate?": Attribute("living"),
-    # what stands before and after a question says nothing
+    # text before and after the question is ignored
     "I have an idea: is it electric?": ELECTRIC,
     "Is it electric? I mean the usual kind.": ELECTRIC,
     "Is it electric, like a lamp or a toaster?": ELECTRIC,
     "Am I looking for something electric?": ELECTRIC,
-    # sizes are compared with things
+    # size comparisons with things
     "Is it bigger than a car?": Attribute("over_car"),
     "Is it smaller than a car?": Attribute("over_car", positive=False),
     "Is it not bigger than a car?": Attribute("over_car", positive=False),
@@ -135,11 +136,11 @@ MEANT: dict[str, Parsed] = {
     "Would it fit into a shoebox?": Attribute("over_breadbox", positive=False),
     "Is it bigger than a galaxy?": None,
     "Is it bigger or smaller than a car?": None,
-    # what asks nothing or names two nouns cannot be told
+    # not understood: no question, two nouns, or an unknown subject
     **dict.fromkeys(["", "?", "What is it?", "asdf", "yes", "\x00\ud83e"]),
     "Is it a cat or a dog?": None,
     "Does it have an opinion on jazz festivals and taxes?": None,
-    # two things may be asked at once, and two words for one thing are one question
+    # two questions can be combined, and synonyms of one thing count as one question
     "Is it red or yellow?": Compound((RED, YELLOW), any=True),
     "Is it both red and yellow?": Compound((RED, YELLOW)),
     "Is it neither red nor yellow?": Compound(
@@ -160,7 +161,7 @@ Is it earplugs? | Is it a fly? | Is the answer a tiger? | Is it a spinning top?
 Is it a football helmet? | Could it be the Brooklyn Bridge? | Is it Humphrey Appleby?
 Is it a paper napkin?
 """
-"""Guesses of things that are none of the nouns."""
+"""Guesses of things that are not in the list of nouns."""
 
 NO_GUESSES = """
 Is it a mammal? | Is it a kitchen tool? | Is it an instrument? | Is it a board game?
@@ -170,7 +171,7 @@ Is it a car driver's licence? | Does a dog like it? | Is it on a table?
 Is it associated with the sun? | Is it something in a car? | Is it for a car?
 Does it have a dog? | Is it related to the sun? | Is it under a bed? | Would it be by a car?
 """
-"""What a thing is or does, and what stands beside a noun."""
+"""Properties and uses of the noun, and its relations to other nouns."""
 
 
 def parsed(lines: str) -> dict[str, Parsed]:
@@ -178,7 +179,7 @@ def parsed(lines: str) -> dict[str, Parsed]:
     return {question: PARSER.parse(question) for question in questions}
 
 
-def test_a_question_is_parsed_to_what_it_means() -> None:
+def test_a_question_is_parsed_to_its_meaning() -> None:
     assert {question: PARSER.parse(question) for question in MEANT} == MEANT
 
 
@@ -189,13 +190,13 @@ def test_every_noun_can_be_guessed(form: str) -> None:
     assert {answer: Guess(answer) for answer in ANSWERS} == guesses, form
 
 
-def test_guesses_of_other_nouns_are_guesses_but_attributes_are_not() -> None:
+def test_guesses_of_unlisted_nouns_are_guesses_but_attributes_are_not() -> None:
     guesses = {q: p.answer for q, p in parsed(FOREIGN).items() if isinstance(p, Guess)}
 
     assert guesses.keys() == parsed(FOREIGN).keys()
     assert not {*guesses.values()} & {*ANSWERS}
     assert [q for q, p in parsed(NO_GUESSES).items() if isinstance(p, Guess)] == []
-    teapots = QuestionParser(load_lexicon(), [*ANSWERS, "teapot"])  # it may be put on the list
+    teapots = QuestionParser(load_lexicon(), [*ANSWERS, "teapot"])  # a list that includes it
     assert teapots.parse("Is it a tea pot?") == Guess("teapot")
 
 
@@ -208,7 +209,7 @@ def test_development_questions_and_95_percent_of_held_out_ones_are_understood() 
     assert len(wrong(HELD_OUT)) <= 0.05 * len(HELD_OUT)
 
 
-def test_the_held_out_questions_are_worded_unlike_all_others() -> None:
+def test_the_held_out_questions_are_worded_differently_from_all_others() -> None:
     kinds = [kind.partition(":")[0] for _, kind in HELD_OUT]
     stems = {stem_key(q) for q in (*load_lexicon().questions.values(), *dict(DEVELOPMENT))}
     attributes = [q for q, kind in HELD_OUT if not kind.startswith("guess")]
@@ -220,7 +221,7 @@ def test_the_held_out_questions_are_worded_unlike_all_others() -> None:
 
 @given(st.text(max_size=80))
 @example("GROUP:THAT:TECH")
-def test_any_text_is_parsed_to_something_or_nothing(text: str) -> None:
+def test_any_text_can_be_parsed_without_an_error(text: str) -> None:
     assert isinstance(PARSER.parse(text), Parsed)
 
 

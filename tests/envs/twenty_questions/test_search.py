@@ -1,4 +1,4 @@
-"""The searches of a player: in the knowledge base, by a model, at an HTTP address."""
+"""The searches of a player: in the knowledge base, with a model, or at an HTTP address."""
 
 import aiohttp
 import pytest
@@ -43,7 +43,7 @@ async def test_a_models_search_result_is_truncated() -> None:
     assert len(results) == LONGEST_RESULT
 
 
-async def test_a_search_may_use_an_http_address() -> None:
+async def test_a_search_can_use_an_http_address() -> None:
     async def answer(request: web.Request) -> web.Response:
         query = request.query["q"]
         answers = {"error": web.Response(status=500), "nothing": web.Response(text=" ")}
@@ -55,5 +55,5 @@ async def test_a_search_may_use_an_http_address() -> None:
         assert await search.search("nothing") == NOTHING
         with pytest.raises(aiohttp.ClientResponseError):
             await search.search("error")
-    with pytest.raises(ValueError, match="needs {} in place of the query, got 'http://x'"):
+    with pytest.raises(ValueError, match="contain {} in place of the query; got 'http://x'"):
         HttpSearch("http://x")

@@ -1,4 +1,4 @@
-"""An environment of verifiers before 0.4 with several turns."""
+"""A multi-turn environment for verifiers before 0.4."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""An environment of verifiers before 0.4 with a tool."""
+"""An environment with a tool for verifiers before 0.4."""
 
 import verifiers as vf
 from datasets import Dataset

@@ -1,4 +1,4 @@
-"""An environment of verifiers 0.4 with several turns: the engine is its user."""
+"""A multi-turn environment for verifiers 0.4, with the game engine as its user."""
 
 import re
 

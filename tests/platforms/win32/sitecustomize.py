@@ -1,4 +1,4 @@
-"""Python imports this at its start: see ``simulation.py``."""
+"""Imported by Python at startup. See ``simulation.py``."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``benchmarks/learning.py`` and ``trainers.py`` in their shortest forms, and other tables."""
+"""Short runs of ``benchmarks/learning.py`` and ``trainers.py``, and tables of other benchmarks."""
 
 import json
 import shlex
@@ -43,7 +43,7 @@ def result(seed: int, before: float, after: float) -> dict[str, Any]:
 
 
 @pytest.mark.nightly
-def test_quick_benchmarks_save_their_figures(tmp_path: Path, capsys: Shown) -> None:
+def test_quick_benchmarks_save_their_results(tmp_path: Path, capsys: Shown) -> None:
     out = ["--out", str(tmp_path)]
     assert learning.main(["--quick", "--games", "identity", "--seeds", "1", *out]) == 0
     assert "at T = 1" in capsys.readouterr().out
@@ -67,7 +67,9 @@ def test_a_trainers_log_becomes_a_curve() -> None:
     assert trainers.curve_of(verl, *trainers.VERL) == Curve([1], [6.0], [0.25])
 
 
-def test_a_run_without_learning_fails(tmp_path: Path, capsys: Shown, monkeypatch: Patch) -> None:
+def test_a_benchmark_fails_if_a_run_learns_nothing(
+    tmp_path: Path, capsys: Shown, monkeypatch: Patch
+) -> None:
     def train(*, seed: int, **values: Any) -> SimpleNamespace:
         if seed == 0:
             raise RecipeError("it broke")
@@ -87,7 +89,9 @@ def curve(*scores: float) -> Curve:
     return Curve([*range(len(scores))], [2.0 * (n + 1) for n in range(len(scores))], [*scores])
 
 
-def test_a_trainer_that_ends_low_fails(tmp_path: Path, capsys: Shown, monkeypatch: Patch) -> None:
+def test_a_benchmark_fails_if_a_trainer_ends_with_a_low_reward(
+    tmp_path: Path, capsys: Shown, monkeypatch: Patch
+) -> None:
     def broken(*_: object) -> Curve:
         raise RuntimeError("it broke")
 
@@ -97,14 +101,14 @@ def test_a_trainer_that_ends_low_fails(tmp_path: Path, capsys: Shown, monkeypatc
     monkeypatch.setitem(trainers.TRAINERS, "trl", broken)
     assert trainers.main(["--out", str(tmp_path)]) == 1
     output = capsys.readouterr()
-    assert all(figure in output.out for figure in ("1.000", "0.940", "2.0"))  # seconds a step
+    assert all(figure in output.out for figure in ("1.000", "0.940", "2.0"))  # and seconds per step
     assert [line for line in output.err.splitlines() if line.startswith("FAILED")] == [
         "FAILED verl, seed 0: ends at 0.940, below 0.95",
         "FAILED trl, seed 0: RuntimeError: it broke",
     ]
 
 
-def test_a_failing_process_is_an_error_and_a_slow_one_is_killed_with_its_children(
+def test_a_failing_process_raises_and_a_slow_one_is_killed_with_its_children(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(trainers, "PYTHON", Path(sys.executable))
@@ -122,7 +126,7 @@ def test_a_failing_process_is_an_error_and_a_slow_one_is_killed_with_its_childre
     pid, deadline = int((tmp_path / "output.log").read_text()), time.monotonic() + 30
     with suppress(psutil.NoSuchProcess):
         left = psutil.Process(pid)
-        while left.status() != psutil.STATUS_ZOMBIE:  # one that nobody waits for may stay
+        while left.status() != psutil.STATUS_ZOMBIE:  # an orphan may stay around as a zombie
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -131,7 +135,7 @@ ONE = Rules(max_questions=1, show_category=False)
 
 
 async def first_question(client: AgentClient, task: Task) -> float:
-    """Ask one question; return its information in bits."""
+    """Ask one question and return how many bits of information it gives."""
     game = await TwentyQuestions(rules=ONE, style="short").play(
         client, QuestionGame(noun_of(task), ONE)
     )
@@ -150,12 +154,12 @@ def test_a_few_steps_of_rl_make_the_base_ask_the_most_informative_question(tmp_p
     )  # fmt: skip
     held_out = run.result["held_out"]
     before, after = (held_out[when]["temperature_1"]["reward"] for when in ("before", "after"))
-    assert before < 0.75  # the best question tells 1.27 bits
+    assert before < 0.75  # the best question gives 1.27 bits
     assert after > before + 0.2
     assert run.steps()[-1]["env/all/asks_first"] > 0.9
 
 
-def test_with_an_agent_that_compacts_only_evert_keeps_every_token_once(
+def test_only_evert_keeps_every_token_once_for_an_agent_that_compacts(
     tmp_path: Path, capsys: Shown
 ) -> None:
     def rows(*options: str) -> dict[str, dict[str, int]]:
@@ -173,10 +177,14 @@ def test_with_an_agent_that_compacts_only_evert_keeps_every_token_once(
     odd = rows()
     before, sampled = said(5), said()
     trained = {way: (row["data"], row["trained"], row["lost"]) for way, row in odd.items()}
-    assert trained["evert"] == (4, sampled, 0)  # before and after the summary
+    assert trained["evert"] == (
+        4,
+        sampled,
+        0,
+    )  # per episode: one datum before the summary, one after
     assert trained["each call"] == (18, sampled, 0)
     assert 4 < trained["merged"][0] < 18
-    assert odd["last"]["lost"] > before  # and later tokens that are spelled differently
+    assert odd["last"]["lost"] > before  # also loses later tokens that are spelled differently
     assert odd["last"]["not sampled"] > 0
     assert odd["evert"]["rendered"] * 2 < odd["each call"]["rendered"]
 
@@ -189,7 +197,7 @@ def test_with_an_agent_that_compacts_only_evert_keeps_every_token_once(
     }  # fmt: skip
 
 
-def test_a_wrong_number_of_data_fails_the_benchmark_but_a_missing_program_does_not(
+def test_a_wrong_datum_count_fails_the_benchmark_but_a_missing_program_does_not(
     tmp_path: Path, capsys: Shown, monkeypatch: Patch
 ) -> None:
     out = ["--quick", "--only", "claude", "compacting", "--out", str(tmp_path)]
@@ -200,19 +208,19 @@ def test_a_wrong_number_of_data_fails_the_benchmark_but_a_missing_program_does_n
     assert drift.main(out) == 1
     shown = capsys.readouterr().out
     assert "no-such-program is not installed: npm install -g @anthropic-ai/claude-code" in shown
-    assert "FAILED compacting: evert's data are not the 1 conversations" in shown
+    assert "FAILED compacting: expected 1 data (one per conversation)" in shown
     monkeypatch.setitem(drift.CASES, "compacting", wrong._replace(conversations=2))
     assert drift.main(out) == 0
 
 
 def save_run(folder: Path, rewards: list[float], after: float = 0.8) -> None:
-    """Write the record of a run, so that it is not repeated."""
+    """Save a run's results so that the benchmark does not repeat the run."""
     record = {"before": 0.5, "after": after, "rewards": rewards, "tokens": 1000}
     path = folder.with_suffix(".json")
     path.write_text(json.dumps({**record, "seconds": 60.0, "cpu_seconds": 50.0}))
 
 
-def test_the_settings_of_every_experiment_and_algorithm_are_read() -> None:
+def test_the_settings_of_every_experiment_and_algorithm_can_be_parsed() -> None:
     rows = [f"{row.game} {row.training}" for row in experiments.EXPERIMENTS.values()]
     rows += [f"{algorithms.SUMS} {settings}" for settings, _ in algorithms.ROWS.values()]
     assert len(rows) == 20
@@ -220,7 +228,9 @@ def test_the_settings_of_every_experiment_and_algorithm_are_read() -> None:
         assert parse(shlex.split(f"{row} {experiments.COMMON}"))
 
 
-def test_a_row_without_a_warm_up_begins_untrained(tmp_path: Path, capsys: Shown) -> None:
+def test_a_row_without_a_warm_up_starts_with_the_untrained_score(
+    tmp_path: Path, capsys: Shown
+) -> None:
     save_run(tmp_path / "multiply-0", [0.5, 0.7], after=1.0)
     assert experiments.main(["--only", "multiply", "--seeds", "0", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("0.50") == 2
@@ -241,10 +251,10 @@ def test_a_public_experiment_outside_its_interval_fails_the_benchmark(
     assert experiments.main(["--only", "reverse_text", "--out", str(tmp_path)]) == code
     output = capsys.readouterr()
     assert all(figure in output.out for figure in ("0.10", f"{after + 0.01:.2f} (", "1,000"))
-    assert ("FAILED reverse_text: 0.110 is not in 0.7 to 0.9" in output.err) == bool(code)
+    assert ("FAILED reverse_text: 0.110 is outside 0.7 to 0.9" in output.err) == bool(code)
 
 
-def test_the_table_of_algorithms_names_a_collapse(tmp_path: Path, capsys: Shown) -> None:
+def test_the_table_of_algorithms_marks_a_collapsed_run(tmp_path: Path, capsys: Shown) -> None:
     for seed in range(3):
         save_run(tmp_path / f"sums-0-{seed}", [0.1, 0.3, 0.5, 0.6, 0.6, 0.6, 0.6])
         save_run(tmp_path / f"sums-10-{seed}", [0.6] * 5 + [0.1 if seed else 0.6] * 5)
@@ -262,7 +272,7 @@ def test_the_table_of_algorithms_names_a_collapse(tmp_path: Path, capsys: Shown)
     assert "FAILED importance_sampling" in capsys.readouterr().err
 
 
-def test_division_by_the_deviation_gives_each_group_the_same_scale() -> None:
+def test_dividing_by_the_standard_deviation_gives_each_group_the_same_scale() -> None:
     different, alike = (
         algorithms.divided(cast(Group, SimpleNamespace(rewards=np.array(rewards))))
         for rewards in ([0.0, 0.0, 0.0, 1.0], [1.0] * 4)

@@ -1,4 +1,4 @@
-"""What all commands share: reading settings, Ctrl-C, help, and coroutines, even in notebooks."""
+"""Behavior shared by all commands: parsing settings, Ctrl-C, help, and running coroutines."""
 
 import asyncio
 import errno
@@ -33,7 +33,7 @@ class Inner:
 
 @chz.chz
 class Settings:
-    """The settings of an invented command."""
+    """The settings of a made-up command."""
 
     env: str = chz.field(default="", doc="game")
     steps: int = chz.field(default=3, doc="how many")
@@ -44,7 +44,7 @@ class Settings:
     inner: Inner | None = chz.field(default=None, doc="a part")
 
 
-def test_pairs_keep_what_follows_the_first_equals_sign_and_the_last_of_a_key() -> None:
+def test_pairs_are_split_at_the_first_equals_sign_and_the_last_value_of_a_key_wins() -> None:
     pairs = read_pairs(["env=a=b", "steps=1", "steps=2", "inner.depth=1"], chz.chz_fields(Settings))
     assert pairs == {"env": "a=b", "steps": "2", "inner.depth": "1"}
 
@@ -52,17 +52,17 @@ def test_pairs_keep_what_follows_the_first_equals_sign_and_the_last_of_a_key() -
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"steps": 2.5}, "steps takes a whole number, got 2.5."),
+        ({"steps": 2.5}, "steps takes an integer, got 2.5."),
         ({"loss": "mse"}, "loss takes ppo or cispo, got 'mse'."),
         ({"loud": "maybe"}, "loud takes True or False, got 'maybe'."),
-        ({"words": 3}, "words takes a string, or several, separated by commas, got 3."),
-        ({"rate": float("inf")}, "rate takes a finite number, got inf."),
-        ({"inner.depth": "deep"}, "inner.depth takes a whole number, got 'deep'."),
+        ({"words": 3}, "words takes a string, or several separated by commas, got 3."),
+        ({"rate": float("inf")}, "rate must be a finite number, got inf."),
+        ({"inner.depth": "deep"}, "inner.depth takes an integer, got 'deep'."),
         ({"inner.width": "1"}, "inner.depth must be set"),
         ({"inner.wide": "1"}, "no setting 'inner.wide' in inner. Did you mean 'inner.width'?"),
     ],
 )
-def test_a_wrong_value_shows_what_its_setting_takes(given: Mapping[str, Any], said: str) -> None:
+def test_a_wrong_value_shows_what_its_setting_accepts(given: Mapping[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as refused:
         read_settings(Settings, given)
     assert said in str(refused.value)
@@ -99,7 +99,7 @@ CAUSED.__cause__ = KeyError("the mistake")
         ),
     ],
 )
-def test_an_error_is_one_line_with_its_notes_and_an_agents_error_has_its_place(
+def test_an_error_is_one_line_with_its_notes_and_an_agents_error_has_its_location(
     error: BaseException, said: str, capsys: Shown
 ) -> None:
     error.add_note("To go on: do that")
@@ -111,7 +111,7 @@ def test_an_error_is_one_line_with_its_notes_and_an_agents_error_has_its_place(
     assert "Traceback" not in errors
 
 
-def test_the_package_runs_as_the_command() -> None:
+def test_the_package_can_be_run_as_a_module() -> None:
     command = [sys.executable, "-m", "evert", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"evert {evert.__version__}\n"
@@ -128,7 +128,7 @@ def test_a_closed_output_pipe_is_not_an_error() -> None:
         assert process.stderr.read() == ""
 
 
-def test_a_command_returns_its_status_and_raises_unforeseen_errors(
+def test_a_command_returns_its_exit_status_and_raises_unexpected_errors(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(sys, "path", sys.path[:])
@@ -137,7 +137,7 @@ def test_a_command_returns_its_status_and_raises_unforeseen_errors(
     assert run_command(lambda arguments: None, [], usage) == 0
     assert str(tmp_path) in sys.path
     for unforeseen in (ZeroDivisionError(), FileNotFoundError(errno.ENOENT, "gone")):
-        with pytest.raises(type(unforeseen)):  # with its traceback
+        with pytest.raises(type(unforeseen)):  # shown with its traceback
             run_command(fails(unforeseen), [], usage)
 
 
@@ -169,7 +169,7 @@ sys.exit(run_command(body, [], lambda arguments: ""))
 
 
 def stubborn(seconds: float) -> "subprocess.Popen[str]":
-    """Start a command, in its own process, that takes this long to clean up."""
+    """Start a command in a subprocess that takes this many seconds to clean up."""
     process = subprocess.Popen(
         [sys.executable, "-c", STUBBORN, str(seconds)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -181,7 +181,7 @@ def stubborn(seconds: float) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_first_signal_lets_a_command_clean_up_and_a_second_ends_it_at_once(
+def test_the_first_signal_lets_a_command_clean_up_and_the_second_stops_it_immediately(
     number: signal.Signals,
 ) -> None:
     with stubborn(0.01) as process:
@@ -199,7 +199,7 @@ def test_a_first_signal_lets_a_command_clean_up_and_a_second_ends_it_at_once(
     assert (shown, errors) == ("", "")
 
 
-def test_ctrl_c_during_exec_has_the_status_of_an_interrupt(tmp_path: Path) -> None:
+def test_ctrl_c_during_exec_returns_the_status_of_an_interrupt(tmp_path: Path) -> None:
     (tmp_path / "ours.py").write_text("""
 import sys
 from evert.trainers.system.command import run_command
@@ -215,7 +215,9 @@ sys.exit(run_command(body, [], str))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_a_command_without_a_loop(number: signal.Signals, capsys: Shown) -> None:
+def test_a_signal_stops_a_command_that_runs_no_event_loop(
+    number: signal.Signals, capsys: Shown
+) -> None:
     def body(arguments: list[str]) -> None:
         signal.raise_signal(number)
 
@@ -238,7 +240,7 @@ def test_ctrl_c_in_a_finalizer_stops_the_command(capsys: Shown) -> None:
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "help"])
-def test_help_is_shown_wherever_the_word_is_on_the_line(word: str, capsys: Shown) -> None:
+def test_help_is_shown_wherever_it_appears_on_the_command_line(word: str, capsys: Shown) -> None:
     assert run_command(fails(AssertionError()), ["a=1", word], usage) == 0
     assert capsys.readouterr().out == "what there is to say about a=1\n"
 
@@ -261,7 +263,7 @@ async def refuses() -> None:
     raise EvertError(threading.current_thread().name)
 
 
-def test_a_coroutine_runs_in_this_thread_but_in_a_notebook_in_another() -> None:
+def test_a_coroutine_runs_in_this_thread_except_in_a_notebook() -> None:
     with pytest.raises(EvertError, match=threading.current_thread().name):
         run_async(refuses())
 
@@ -277,7 +279,7 @@ async def test_an_interrupted_notebook_waits_for_the_clean_up() -> None:
 
     async def waits() -> None:
         try:
-            # Not at once: the main thread is still busy with starting this one.
+            # Delayed, because the main thread is still busy starting this thread.
             threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
             await asyncio.sleep(60)
         finally:
@@ -293,7 +295,7 @@ async def test_an_interrupted_notebook_waits_for_the_clean_up() -> None:
     assert cleaned == [True]
 
 
-def test_a_file_in_the_current_folder_hides_no_module_but_can_be_imported(tmp_path: Path) -> None:
+def test_a_file_in_the_current_folder_shadows_no_module_but_can_be_imported(tmp_path: Path) -> None:
     (tmp_path / "http.py").write_text("raise SystemExit('ran')")
     (tmp_path / "who.py").write_text("")
     code = """

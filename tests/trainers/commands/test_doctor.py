@@ -1,4 +1,4 @@
-"""``evert doctor``: what is installed, what is missing, what is newer than tested."""
+"""``evert doctor`` lists packages that are installed, missing, or newer than the tested ones."""
 
 import importlib.metadata
 import re
@@ -10,7 +10,7 @@ from tests.kit import Patch, Shown
 from evert.trainers.commands import doctor
 
 
-def test_the_tested_versions_are_those_of_the_constraints_file() -> None:
+def test_the_tested_versions_come_from_the_constraints_file() -> None:
     pinned = dict(
         re.findall(r"^([\w-]+)==(.+)$", Path("constraints.txt").read_text(), re.MULTILINE)
     )
@@ -20,7 +20,7 @@ def test_the_tested_versions_are_those_of_the_constraints_file() -> None:
     } == doctor.TESTED
 
 
-def test_missing_and_newer_packages_are_named(monkeypatch: Patch, capsys: Shown) -> None:
+def test_missing_and_newer_packages_are_listed(monkeypatch: Patch, capsys: Shown) -> None:
     def version(name: str) -> str:
         if name in ("peft", "optuna"):
             raise importlib.metadata.PackageNotFoundError(name)
@@ -30,7 +30,7 @@ def test_missing_and_newer_packages_are_named(monkeypatch: Patch, capsys: Shown)
     monkeypatch.setattr(doctor, "version", version)
     assert doctor.main([]) == 0
     lines = {line[:16].strip(): line[17:] for line in capsys.readouterr().out.splitlines()}
-    assert lines["openai"] == "4.0.0  (newer than 3.57.0, the newest tested version)"
+    assert lines["openai"] == "4.0.0  (newer than 3.57.0, the latest tested version)"
     assert lines["peft"] == "missing  (pip install peft)"
     assert lines["torch"] == "2.13.0+cu128"
     assert "sweep" in lines["not installed"]
@@ -38,11 +38,11 @@ def test_missing_and_newer_packages_are_named(monkeypatch: Patch, capsys: Shown)
     assert {"evert", "python", "sandbox", "engine=auto"} <= lines.keys()
 
 
-def test_doctor_says_that_apples_gpu_was_not_tested(monkeypatch: Patch, capsys: Shown) -> None:
+def test_doctor_warns_that_apple_gpus_are_untested(monkeypatch: Patch, capsys: Shown) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert doctor.main([]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if "device=auto" in line]
     assert line.split(maxsplit=2)[1:] == [
-        "mps", "(Apple's GPU; tested on a stand-in for it, not on hardware)"
+        "mps", "(Apple GPU; tested with a simulated device, not on real hardware)"
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""``evert evaluate``, also of served models. User errors are in ``test_refusals.py``."""
+"""``evert evaluate``, including served models. ``test_refusals.py`` covers user errors."""
 
 import csv
 import json
@@ -74,7 +74,7 @@ def test_players_are_compared_and_every_episode_is_recorded(tmp_path: Path, caps
     assert {episode.split for episode in played} == {"train", "test"}
     assert all(e.success and e.transcript for e in played if e.model == "oracle")
     of = {m: {e.target for e in played if e.model == m} for m in ("random", "oracle")}
-    assert of["random"] == of["oracle"]  # tasks, which are spread evenly
+    assert of["random"] == of["oracle"]  # both play the same tasks, spread evenly
     assert len({episode.category for episode in played}) > 3
 
 
@@ -99,7 +99,7 @@ def test_evaluations_that_start_in_the_same_second_have_separate_folders(
     assert (len([*first.iterdir()]), len(episodes(second))) == (0, 2)
 
 
-def test_weights_of_the_embedded_engine_are_evaluated(tmp_path: Path, capsys: Shown) -> None:
+def test_weights_on_the_embedded_engine_are_evaluated(tmp_path: Path, capsys: Shown) -> None:
     code = run(*IDENTITY, "split=test", "max_tasks=6", "seeds=3", f"out={tmp_path}/e")
     assert code == 0
     shown = capsys.readouterr().out
@@ -120,7 +120,7 @@ def test_weights_of_the_embedded_engine_are_evaluated(tmp_path: Path, capsys: Sh
 
 
 def interrupt_after(episodes: int, log: Path) -> None:
-    """Send Ctrl-C once that many episodes are recorded."""
+    """Send Ctrl-C once this many episodes have been recorded."""
     deadline = time.monotonic() + 800
     while not log.exists() or log.read_text().count("\n") < episodes:
         assert time.monotonic() < deadline, "they never came"
@@ -148,7 +148,7 @@ def test_a_resumed_evaluation_gives_the_same_table(tmp_path: Path, capsys: Shown
 ORACLE = ["env=twenty_questions", "models=oracle", "max_tasks=3"]
 
 
-def test_finished_episodes_are_kept_after_a_torn_line_and_when_models_or_seeds_are_added(
+def test_finished_episodes_survive_a_torn_line_and_added_models_or_seeds(
     tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     folder = tmp_path / "e"
@@ -168,7 +168,7 @@ def test_finished_episodes_are_kept_after_a_torn_line_and_when_models_or_seeds_a
     with monkeypatch.context() as patch:
         patch.setattr(EpisodeResult, "key", property(key))
         assert run("models=oracle,random", "seeds=2", out) == 0
-    assert len(asked) <= 4 * 24  # each is looked up once
+    assert len(asked) <= 4 * 24  # one lookup per episode
     played = episodes(folder)
     assert played[: len(first)] == first
     assert len(played) == 6 * 2 * 2
@@ -181,7 +181,7 @@ def test_finished_episodes_are_kept_after_a_torn_line_and_when_models_or_seeds_a
     with log.open("a") as file:
         file.write('{"model": "oracle", "colour": "red"}\n')
     assert run(out) == 1
-    assert "other fields than this version of evert expects" in capsys.readouterr().err
+    assert "different fields than this version of evert expects" in capsys.readouterr().err
 
 
 OWN_AGENT = """
@@ -224,12 +224,14 @@ def test_a_users_agent_is_evaluated_and_its_failures_are_counted_and_shown(
     assert "1 of 1 episodes failed" in capsys.readouterr().out
 
 
-def test_equal_weights_are_played_once(finished: RunFolder, tmp_path: Path, capsys: Shown) -> None:
+def test_identical_weights_are_played_only_once(
+    finished: RunFolder, tmp_path: Path, capsys: Shown
+) -> None:
     models = f"models={finished.path},{finished.path}@3"
     arguments = ["env=guess_number", models, "split=test", "max_tasks=2", "seeds=1"]
     assert run(*arguments, f"out={tmp_path}/e") == 0
     shown = capsys.readouterr().out
-    assert "plays evert.envs.guess_number:guess_number_agent; it was trained with" in shown
+    assert "plays evert.envs.guess_number:guess_number_agent, but was trained with" in shown
     played = episodes(tmp_path / "e")
     assert len(played) == 2
     assert {episode.target for episode in played} <= set(map(str, TEST_TASKS))
@@ -292,7 +294,7 @@ async def agent(client, task):
 """
 
 
-def test_a_string_as_tasks_is_warned_of(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
+def test_passing_tasks_as_a_string_warns(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
     (tmp_path / "texts.py").write_text(TEXT_AS_TASKS)
     monkeypatch.syspath_prepend(tmp_path)
     agent = ["agent=texts:agent", "test_tasks=texts:TASKS", "max_tasks=1", "seeds=1"]
@@ -317,7 +319,7 @@ def test_an_evaluation_of_an_endpoint_with_a_password_in_its_url_can_be_resumed(
         assert [run(*typed), run(*typed)] == [0, 0]
         assert run(f"out={tmp_path}/e") == 1
     assert len(asked) == 1
-    assert "with its password: base_url=..." in capsys.readouterr().err
+    assert "with the password: base_url=..." in capsys.readouterr().err
 
 
 KEY = "a-key-of-ours-1"
@@ -325,7 +327,7 @@ KEY = "a-key-of-ours-1"
 
 @pytest.fixture
 def url(monkeypatch: Patch) -> Iterator[str]:
-    """Yield the URL of a server of evert-tiny, with a key from the environment."""
+    """Start an evert-tiny server that reads its key from the environment; yield its URL."""
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     with serving(ServeSettings(model="evert-tiny", device="cpu")) as said:
         assert KEY not in said
@@ -353,11 +355,11 @@ def test_weights_are_served_and_evaluated_in_the_requested_dtype(monkeypatch: Pa
         assert engines[0].base_sampler("evert-tiny")._model.model.dtype == torch.bfloat16
     unsaid = EvaluateSettings(env="identity", models=("evert-tiny",))
     said = EvaluateSettings(env="identity", models=("evert-tiny",), dtype="bfloat16")
-    assert "dtype" not in unsaid.overrides  # but the run's
+    assert "dtype" not in unsaid.overrides  # falls back to the run's dtype
     assert said.run_of("evert-tiny").dtype == "bfloat16"
 
 
-def test_ctrl_c_ends_a_server_that_answers_at_its_printed_address() -> None:
+def test_ctrl_c_stops_a_server_that_answers_at_its_printed_address() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
     program = [sys.executable, "-m", "evert.trainers.cli"]
     command = [*program, "serve", "model=evert-tiny", "device=cpu"]
@@ -376,7 +378,7 @@ def test_ctrl_c_ends_a_server_that_answers_at_its_printed_address() -> None:
     assert process.returncode == 0
 
 
-def test_served_weights_play_as_the_same_weights_in_this_process(url: str, tmp_path: Path) -> None:
+def test_served_weights_play_like_the_same_weights_in_process(url: str, tmp_path: Path) -> None:
     models = f"models=vllm:{url},evert-tiny"
     assert run("env=identity", models, "split=test", "max_tasks=8", f"out={tmp_path}/e") == 0
     served, own = rows(tmp_path / "e")
@@ -385,9 +387,11 @@ def test_served_weights_play_as_the_same_weights_in_this_process(url: str, tmp_p
     assert [e.reward for e in played[:32]] == [e.reward for e in played[32:]]
 
 
-def test_a_model_that_the_server_lacks_is_refused(url: str, tmp_path: Path, capsys: Shown) -> None:
+def test_a_model_that_the_server_does_not_have_is_refused(
+    url: str, tmp_path: Path, capsys: Shown
+) -> None:
     for named, said in (
-        ([f"models=vllm:{url}#another"], f"Name one of them after a #: vllm:{url}#evert-tiny"),
+        ([f"models=vllm:{url}#another"], f"Add one of them after a #: vllm:{url}#evert-tiny"),
         ([f"models=vllm:{url}", "model_name=evert-tiny-20q"], "our tokenizer (evert-tiny-20q)"),
     ):
         assert run("env=identity", *named, f"out={tmp_path}/e") == 1
@@ -398,7 +402,7 @@ def test_a_model_that_the_server_lacks_is_refused(url: str, tmp_path: Path, caps
         find_model("vllm:model")
 
 
-def test_an_endpoints_host_stays_reachable_besides_frozen_weights() -> None:
+def test_an_endpoints_host_stays_reachable_alongside_frozen_weights() -> None:
     settings = EvaluateSettings(
         env="identity", models=("x",), frozen={"user": "evert-tiny"}, policy_names=("gpt-4o",)
     )

@@ -1,4 +1,4 @@
-"""Examples that train, run as a reader would."""
+"""Run the training examples as a reader would."""
 
 import asyncio
 import os
@@ -32,6 +32,7 @@ def test_a_policy_gradient_with_the_gymnasium_interface_learns() -> None:
     assert max(curve[2:]) > curve[0]
 
 
+@pytest.mark.nightly
 def test_a_student_learns_from_a_run(tmp_path: Path, monkeypatch: Patch) -> None:
     distil = runpy.run_path("examples/distillation.py")["distil"]
     monkeypatch.chdir(tmp_path)
@@ -130,7 +131,7 @@ async def test_demonstrations_of_a_public_experiment_solve_training_tasks(
 
 
 def test_the_prompt_search_finds_the_best_prompt() -> None:
-    """The policy answers with only the number if the prompt asks for it."""
+    """The policy replies with only the number if the prompt asks for it."""
 
     def answer(prompt: str) -> str:
         first, second = prompt.rpartition("What is ")[2].partition("?")[0].split(" + ")

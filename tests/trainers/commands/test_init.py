@@ -1,10 +1,11 @@
-"""The folders that ``evert init`` makes work."""
+"""The folders created by ``evert init`` work."""
 
 import shlex
 from pathlib import Path
 
 import pytest
 from tests.kit import Shown
+from tests.nightly import each
 from tests.trainers.kit import Cli, run_python
 
 from evert.trainers import cli
@@ -12,20 +13,18 @@ from evert.trainers.commands import init, play, train
 from evert.trainers.config.evaluate import read_evaluate_settings
 
 RUN, COMPILE = ["pytest", "-p", "no:cacheprovider"], ["compileall", "."]
-"""What is done with a folder's test; tests/frameworks runs those that need another environment."""
+CHECKS = {
+    **dict.fromkeys(("openai", "anthropic", "command"), RUN),
+    **dict.fromkeys(("openai-agents", "langgraph"), COMPILE),
+}
+"""Agent type -> how to check a new folder. ``tests/frameworks`` runs those that we only compile."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "done"),
-    [
-        *((kind, RUN) for kind in ("openai", "anthropic", "command")),
-        *((kind, COMPILE) for kind in ("openai-agents", "langgraph")),
-    ],
-)
-def test_the_test_of_a_new_folder_passes(kind: str, done: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", each([*CHECKS], by_day=("openai", "openai-agents", "langgraph")))
+def test_the_test_of_a_new_folder_passes(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "my agent"
     assert cli.main(["init", str(folder), "--agent", kind]) == 0
-    assert run_python("-m", *done, cwd=folder)
+    assert run_python("-m", *CHECKS[kind], cwd=folder)
 
 
 def test_the_commands_of_a_new_folders_readme_work(tmp_path: Path, capsys: Shown) -> None:
@@ -48,7 +47,7 @@ def test_the_commands_of_a_new_folders_readme_work(tmp_path: Path, capsys: Shown
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("there", "there already exists and is not an empty folder. Nothing was changed."),
+        ("there", "there already exists and is not an empty folder, so nothing was"),
         ("there/mine", "there/mine already exists"),
         ("new --agent crewai", "agent takes openai or openai-agents or "),
         ("new --agent", "Did you mean agent=...?"),

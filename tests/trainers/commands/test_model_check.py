@@ -1,8 +1,8 @@
-# ruff: noqa: E501 (a template's white space counts)
-"""``evert model check FOLDER`` says what a model's template does, what it loses, and what helps.
+# ruff: noqa: E501 (whitespace in templates matters)
+"""``evert model check FOLDER`` reports what a model's template does and loses, and how to fix it.
 
-Each row is a folder with another chat template. A setting is suggested only if it helps: a test
-checks the folder again with the setting, which must lose less.
+Each row is a folder with a different chat template. A setting may be suggested only if it helps, so
+a test checks the folder again with that setting and asserts that less is lost.
 """
 
 import re
@@ -39,60 +39,60 @@ TEMPLATES: dict[str, tuple[str, list[str], list[str]]] = {
     "tools and thoughts": (
         THINKS,
         [
-            "shown; calls are read (objects); several calls in one reply",
+            "shown; calls can be parsed (objects); several calls per reply",
             "thoughts dropped from earlier turns",
-            "history changes thoughts, so the next turn is a new token sequence",
+            "the history changes thoughts, so the next turn starts a new sequence",
             "stops <|im_end|>",
             "variables keep_thoughts (chat_template.NAME=VALUE)",
-            "plain replies 'Qzreply' is read as text 'Qzreply'",
-            r"'<think>\nQzthought\n</think>\n\nQzreply' is read as thought 'Qzthought', text 'Qzreply'",
-            "is read as qzname({'qzkey': 'qzvalue', 'qzlast': 'qzend'})",
+            "plain replies 'Qzreply' is parsed as text 'Qzreply'",
+            r"'<think>\nQzthought\n</think>\n\nQzreply' is parsed as thought 'Qzthought', text 'Qzreply'",
+            "is parsed as qzname({'qzkey': 'qzvalue', 'qzlast': 'qzend'})",
             "one token sequence for a whole conversation chat_template.keep_thoughts=True helps",
         ],
-        ["no setting", "template_hermes"],
+        ["settings help", "template_hermes"],
     ),
     "thoughts that are forgotten": (
         FORGETS,
         [
-            "one token sequence for a whole conversation chat_template.enable_thinking=False helps: the model then writes no thoughts",
-            "lost thoughts of earlier turns no setting of this template helps",
+            "one token sequence for a whole conversation chat_template.enable_thinking=False helps; the model then writes no thoughts",
+            "lost thoughts of earlier turns none of this template's settings help",
         ],
         ["template_hermes", "enable_thinking=True"],
     ),
     "no tools": (
         PLAIN,
         [
-            "none: it does not show the tools that are offered",
+            "none: it does not render the tools",
             "lost tools renderer_name=template_hermes helps",
-            "a turn adds its own tokens, and begins with the last one",
+            "each turn adds its own tokens and extends the previous prompt",
         ],
-        ["no setting", "chat_template.", "is read as qzname"],
+        ["settings help", "chat_template.", "is parsed as qzname"],
     ),
     "no system prompts, which Hermes needs": (
         NO_SYSTEM,
         [
-            "system refused: a request with a system prompt is a 400",
-            "lost system prompts; tools no setting of this template helps",
+            "system rejected: requests with a system prompt get a 400",
+            "lost system prompts; tools none of this template's settings help",
         ],
         ["template_hermes"],
     ),
     "one call a reply": (
         ONE_CALL,
-        ["calls are read (objects); one call a reply", "lost several calls in one reply no setting"],
-        ["helps:", "template_hermes"],
+        ["calls can be parsed (objects); one call per reply", "lost several calls in one reply none of"],
+        ["helps;", "template_hermes"],
     ),
     "calls that cannot be learned": (
         NO_ARGUMENTS,
         [
-            """none: it shows the call qzname({"qzkey": "qzvalue", "qzlast": "qzend"}) without ['qzkey', 'qzvalue']: '<tool_call>""",
+            """none: it renders the call qzname({"qzkey": "qzvalue", "qzlast": "qzend"}) without ['qzkey', 'qzvalue']: '<tool_call>""",
             '"arguments": 2}',
             "tools renderer_name=template_hermes helps",
         ],
-        ["is read as qzname"],
+        ["is parsed as qzname"],
     ),
     "nothing is lost": (FAMILIES["keyed, lines"], ["(keyed)", "lost nothing"], ["helps"]),
 }  # fmt: skip
-"""Kind of folder -> its chat template, what the screen says, what it does not say."""
+"""Description -> chat template, lines that the command prints, lines that it does not print."""
 
 
 def folder_with(template: str, folder: Path) -> Path:
@@ -102,14 +102,14 @@ def folder_with(template: str, folder: Path) -> Path:
 
 
 def screen(cli: Cli, *arguments: str) -> str:
-    """Return what the command prints, in one line."""
+    """Return the output of the command as one line."""
     shown = cli("model check", *arguments)
     assert max(map(len, shown.splitlines())) <= 100
     return " ".join(shown.split())
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_the_output_says_what_templates_do_and_lose(kind: str, tmp_path: Path, cli: Cli) -> None:
+def test_the_output_reports_what_templates_do_and_lose(kind: str, tmp_path: Path, cli: Cli) -> None:
     template, lines, absent = TEMPLATES[kind]
     shown = screen(cli, str(folder_with(template, tmp_path / "model")))
 
@@ -125,13 +125,13 @@ def test_a_suggested_setting_helps(kind: str, tmp_path: Path, cli: Cli) -> None:
         assert [loss for loss in losses.split("; ") if loss in again] == [], again
 
 
-def test_an_import_prints_the_check(tmp_path: Path, cli: Cli) -> None:
+def test_importing_a_model_prints_the_check(tmp_path: Path, cli: Cli) -> None:
     folder = folder_with(THINKS, tmp_path / "model")
     shown = cli("model import", str(folder), f"out={tmp_path / 'out'}")
     assert "chat_template.keep_thoughts=True helps" in shown
 
 
-def test_a_cookbook_renderer_is_named(cli: Cli) -> None:
+def test_a_matching_cookbook_renderer_is_reported(cli: Cli) -> None:
     assert "renderer qwen3_instruct format the Cookbook's" in screen(cli, "evert-tiny")
 
 
@@ -145,7 +145,7 @@ def _write(name: str, text: str) -> Callable[[Path], object]:
         (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer"),
         (_write("tokenizer.json", "{"), "could not be loaded"),
-        (_write("chat_template.jinja", "{% for m in"), "cannot show a user's message"),
+        (_write("chat_template.jinja", "{% for m in"), "cannot render a user message"),
         (_write("chat_template.jinja", "Hello."), "without its text"),
         (_write("chat_template.jinja", PLAIN.replace("<|", "")), "no control token"),
         (shutil.rmtree, "neither a folder"),
@@ -167,4 +167,6 @@ def test_a_broken_folder_is_a_one_line_error_with_its_cause(
 def test_a_variable_that_the_template_does_not_read_is_refused(tmp_path: Path, cli: Cli) -> None:
     folder = folder_with(THINKS, tmp_path / "model")
     shown = cli("model check", str(folder), "chat_template.keep_thought=True", status=1)
-    assert "does not read keep_thought. Did you mean keep_thoughts? It reads: keep_th" in shown
+    assert (
+        "does not use a variable keep_thought. Did you mean keep_thoughts? It uses: keep" in shown
+    )

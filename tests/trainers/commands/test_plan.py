@@ -1,4 +1,4 @@
-"""``evert engine plan`` predicts the memory that a model takes once it is loaded."""
+"""``evert engine plan`` predicts how much memory a model takes once it is loaded."""
 
 import json
 from pathlib import Path
@@ -21,14 +21,14 @@ from evert.trainers.engine.sampling import memory
 
 
 def stored_bytes(parameters: Any) -> int:
-    """Return the bytes of the parameters, counting shared storage once."""
+    """Return the size of the parameters in bytes, counting shared storage once."""
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in parameters}
     return sum(storages.values())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_planned_memory_is_what_loading_and_training_take(
+def test_the_planned_memory_matches_loading_and_training(
     tiny_model: str, tmp_path: Path, whole: bool, dtype: str
 ) -> None:
     given = EngineSettings(device="cpu", full_parameter=whole, dtype=dtype)
@@ -50,7 +50,7 @@ def test_the_planned_memory_is_what_loading_and_training_take(
 
 @pytest.fixture
 def qwen(tmp_path: Path) -> str:
-    """Return a folder with the configuration of Qwen3-4B, without weights."""
+    """Create a folder with the configuration of Qwen3-4B, without weights."""
     sizes = {
         "vocab_size": 151_936, "hidden_size": 2560, "intermediate_size": 9728,
         "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -65,18 +65,20 @@ def free(monkeypatch: Patch, gigabytes: float) -> None:
     monkeypatch.setattr("evert.trainers.engine.planning.free_bytes", lambda _: int(gigabytes * 1e9))
 
 
-def test_a_model_is_planned_without_weights(qwen: str, monkeypatch: Patch, capsys: Shown) -> None:
+def test_a_model_can_be_planned_without_its_weights(
+    qwen: str, monkeypatch: Patch, capsys: Shown
+) -> None:
     free(monkeypatch, 24)
     assert cli.main(["engine", "plan", f"model={qwen}", "dtype=bfloat16", "device=cpu"]) == 0
     shown = capsys.readouterr().out
     assert "4,022,468,096 parameters; trains an adapter of rank 32 on cpu" in shown
-    assert "the base's weights      8.0 GB  bfloat16" in shown
+    assert "base weights            8.0 GB  bfloat16" in shown
     assert "layers recomputed in the backward pass" in shown
-    assert "a datum may have about 16,081 tokens" in shown
-    assert "rows at a time               7  of 2,048 tokens; other rows wait" in shown
+    assert "maximum length of a datum: about 16,081 tokens" in shown
+    assert "concurrent rows              7  of 2,048 tokens each" in shown
 
 
-def test_a_runs_plan_is_that_of_its_base(tmp_path: Path, capsys: Shown) -> None:
+def test_the_plan_of_a_run_uses_its_base_model(tmp_path: Path, capsys: Shown) -> None:
     (tmp_path / "run.json").write_text('{"settings": {"model_name": "evert-tiny"}}')
     weights = {"sampler_path": "tinker://a/sampler_weights/b", "batch": 1, "name": "b"}
     (tmp_path / "checkpoints.jsonl").write_text(f"{json.dumps(weights)}\n")
@@ -84,11 +86,13 @@ def test_a_runs_plan_is_that_of_its_base(tmp_path: Path, capsys: Shown) -> None:
     assert capsys.readouterr().out.startswith("evert-tiny: 853,376 parameters")
 
 
-def test_a_plan_without_room_says_what_to_do(qwen: str, monkeypatch: Patch, capsys: Shown) -> None:
+def test_a_plan_that_does_not_fit_says_what_to_do(
+    qwen: str, monkeypatch: Patch, capsys: Shown
+) -> None:
     free(monkeypatch, 24)
     assert plan.main(["plan", f"model={qwen}", "full_parameter=True", "device=cpu"]) == 1
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith("It does not fit: ")
+    assert said.startswith("Not enough memory: ")
     assert "an adapter (full_parameter=False), dtype=bfloat16" in said
 
 
@@ -108,13 +112,13 @@ def test_on_cuda_the_base_is_planned_in_bfloat16(qwen: str, monkeypatch: Patch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     free(monkeypatch, 80)
     found = make_plan(PlanSettings(model=qwen, device="cuda"))
-    assert (found.dtype, found.pass_tokens) == (torch.bfloat16, 4272)  # 8192 if layers ran twice
+    assert (found.dtype, found.pass_tokens) == (torch.bfloat16, 4272)  # 8192 with checkpointing
     assert found.cache == (80 * 10**9 - found.held) // 4
 
 
 @pytest.mark.parametrize("turns", [1, 2, 5])
-def test_a_run_on_the_service_costs_what_its_calls_cost(turns: int) -> None:
-    price, part = PRICES["Qwen/Qwen3-8B"], 100  # tokens that each turn adds
+def test_the_cost_of_a_service_run_is_the_sum_of_its_calls(turns: int) -> None:
+    price, part = PRICES["Qwen/Qwen3-8B"], 100  # tokens added per turn
     read = sum(part * turn * CACHED * price.prefill for turn in range(turns))
     new = turns * part
     cost = run_cost(price, 1, new, turns)
@@ -122,9 +126,9 @@ def test_a_run_on_the_service_costs_what_its_calls_cost(turns: int) -> None:
     assert cost.maximum * 1e6 == pytest.approx(read + new * (price.sample + price.train))
 
 
-def test_a_plan_for_the_service_names_the_steps_and_the_date_of_its_prices(capsys: Shown) -> None:
+def test_a_plan_for_the_service_shows_the_steps_and_the_date_of_its_prices(capsys: Shown) -> None:
     assert cli.main(["engine", "plan", "model=Qwen/Qwen3-8B", "steps=10", "tokens=1000"]) == 0
     text = capsys.readouterr().out
     assert "2,560" in text
     assert "$0.16 to $0.27" in text
-    assert "prices of 2026-" in text
+    assert "prices from 2026-" in text

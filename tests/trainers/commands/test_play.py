@@ -1,4 +1,4 @@
-"""``evert play``: one episode in the terminal, by a model or by a person."""
+"""``evert play`` runs one episode in the terminal, played by a model or by a person."""
 
 import json
 import os
@@ -23,7 +23,7 @@ EVIL = "\x1b]0;evil\x9b31m"
 
 
 async def agent(client: Any, task: Any) -> float:
-    """Offer a tool until a reply has no call; a call earns 0.25."""
+    """Offer a tool until a reply makes no call; each call earns 0.25."""
     messages: list[Any] = [system("Add."), user(f"{task}{EVIL}")]
     while True:
         message = (await call(client, *messages, tools=[ADD])).choices[0].message
@@ -46,7 +46,7 @@ def play(*arguments: str) -> int:
 
 
 def typing(text: str, *arguments: str) -> int:
-    """Play as a person who types the text."""
+    """Run ``evert play`` as a person who types this text."""
     reading, writing = os.pipe()
     os.write(writing, text.encode())
     os.close(writing)
@@ -55,7 +55,9 @@ def typing(text: str, *arguments: str) -> int:
         return play(*arguments, "model=me")
 
 
-def test_a_persons_episode_is_shown_turn_by_turn_and_then_explained(capsys: Shown) -> None:
+def test_an_episode_played_by_a_person_is_shown_turn_by_turn_and_then_explained(
+    capsys: Shown,
+) -> None:
     assert typing("add a=2 b=3\nWait.\\\nadd b=x\n5\n", f"agent={HERE}:agent", 'task={"n": 1}') == 0
     live, explained = capsys.readouterr().out.split("\nreply, as tokens\n")
     shown = [line.rstrip() for line in live.splitlines()]
@@ -89,7 +91,7 @@ def test_a_persons_episode_is_shown_turn_by_turn_and_then_explained(capsys: Show
         (["add it up", "subtract a=1", ""], "add it up\nsubtract a=1\n", []),
     ],
 )  # fmt: skip
-def test_typed_lines_that_name_an_offered_tool_are_calls(
+def test_typed_lines_that_start_with_a_tool_name_are_tool_calls(
     lines: list[str], text: str, calls: list[Any]
 ) -> None:
     message = typed_message(lines, [ADD])
@@ -101,10 +103,10 @@ def test_typed_lines_that_name_an_offered_tool_are_calls(
     ]
 
 
-def test_the_end_of_the_input_ends_the_episode_and_ctrl_c_ends_the_command(capsys: Shown) -> None:
+def test_end_of_input_ends_the_episode_and_ctrl_c_stops_the_command(capsys: Shown) -> None:
     assert typing("add b=1\n", f"agent={HERE}:agent", "task=x") == 0
     shown = capsys.readouterr().out
-    assert "The input has ended, so the episode ends.\n" in shown
+    assert "The input was closed, which ends the episode.\n" in shown
     assert "1 turns, reward 0.25" in shown
 
     command = [sys.executable, "-m", "evert", "play", f"agent={HERE}:agent", "task=x", "model=me"]
@@ -134,7 +136,9 @@ def test_an_endpoint_plays_and_failures_are_explained(monkeypatch: Patch, capsys
     assert said.startswith(f"error: {url}#gpt: a request to the endpoint failed: APIConnectionE")
 
 
-def test_a_task_and_a_seed_play_the_episode_of_an_evaluation(tmp_path: Path, capsys: Shown) -> None:
+def test_a_task_and_a_seed_reproduce_an_episode_of_an_evaluation(
+    tmp_path: Path, capsys: Shown
+) -> None:
     same = ["env=identity", "split=test", "max_tasks=3", "record=True", "device=cpu"]
     evaluated, played = tmp_path / "evaluated", tmp_path / "played"
     assert cli.main(["evaluate", *same, "models=evert-tiny", "seeds=2", f"out={evaluated}"]) == 0

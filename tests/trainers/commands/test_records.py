@@ -1,4 +1,4 @@
-"""``evert rescore``, ``evert export``, and the runs and evaluations that they read."""
+"""``evert rescore`` and ``evert export``, and the runs and evaluations that they read."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ TASKS = [1, 2, 3]
 
 
 async def agent(client: Any, task: int) -> float:
-    """Make two calls, the first with a tool; the task is the reward."""
+    """Make two calls, the first one with a tool, and return the task as the reward."""
     messages: list[Any] = [system("Add."), user(f"{task} + 1?")]
     for _ in range(2):
         completion = await call(client, *messages, tools=[tool("add")])
@@ -41,7 +41,7 @@ async def with_few_shot_calls(client: Any, task: int) -> float:
 
 
 async def record(path: Path, of: Any = agent) -> Path:
-    """Record a group of two rollouts for each of three tasks; return the folder."""
+    """Record a group of two rollouts for each of the three tasks and return the folder."""
     recorder = Recorder(path / "rollouts.jsonl")
     policy = policy_of(lambda prompt: "Two." if "Sure?" in prompt else CALL)
     for task in TASKS:
@@ -54,7 +54,7 @@ async def length(record: RolloutRecord) -> float:
 
 
 def broken(record: RolloutRecord) -> None:
-    """Return no reward."""
+    """A reward function that returns None."""
 
 
 def raising(record: RolloutRecord) -> float:
@@ -74,7 +74,7 @@ async def test_rescoring_shows_old_and_new_rewards(tmp_path: Path, cli: Cli) -> 
     for reward, message in (
         ("broken", "The reward of rollout 0/0 is None"),
         ("raising", "The reward of rollout 0/0 raised KeyError: 'x' (at "),
-        ("TASKS", "is a list; expected a function from a RolloutRecord to a number"),
+        ("TASKS", "is a list; expected a function that takes a RolloutRecord and returns"),
     ):
         error = cli(f"rescore run={tmp_path} reward={HERE}:{reward}", status=1)
         assert error.startswith("error: ")
@@ -84,7 +84,7 @@ async def test_rescoring_shows_old_and_new_rewards(tmp_path: Path, cli: Cli) -> 
 def test_a_run_without_a_complete_rollout_is_refused(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "rollouts.jsonl").write_text('{"evert_sch')
     rescored = cli(f"rescore run={tmp_path} reward={HERE}:length", status=1)
-    assert "has no complete rollout" in rescored
+    assert "contains no complete rollouts" in rescored
     assert "no model was called" in cli(f"export run={tmp_path}", status=1)
 
 
@@ -111,17 +111,18 @@ async def test_conversations_that_are_not_only_text_are_left_out(tmp_path: Path,
     await record(tmp_path, with_few_shot_calls)
     out = tmp_path / "sft.jsonl"
     shown = cli(f"export run={tmp_path} out={out}", status=1)
-    assert "No conversation from 6 rollouts can be written" in shown
+    assert "Could not make a conversation from any of 6 rollouts" in shown
     await record(tmp_path)
-    assert "left out: 6. The first: The conversation of turn 0 cannot be written" in cli(
-        f"export run={tmp_path} out={out} unique=False"
+    assert (
+        "skipped: 6. First reason: The conversation that ends with turn 0 cannot be exported"
+        in cli(f"export run={tmp_path} out={out} unique=False")
     )
     shown = cli(f"export run={tmp_path} out={out} min_reward=9", status=1)
-    assert "None of 12 rollouts reaches min_reward=9" in shown
+    assert "None of the 12 rollouts reaches min_reward=9" in shown
 
 
 async def record_groups(path: Path) -> Path:
-    """Record a group of three with different second replies, and one with equal ones."""
+    """Record two groups of three: one with different second replies, one with identical ones."""
     recorder = Recorder(path / "rollouts.jsonl")
     for task, says in ((2, ["No.", "Two.", "Perhaps."]), (3, ["Yes."] * 3)):
         replies = iter(says)
@@ -159,7 +160,7 @@ async def test_pairs_are_the_best_and_worst_rollout_of_a_group(tmp_path: Path, c
     assert (pair["chosen_reward"], pair["rejected_reward"]) == (1, 0)
     await record(tmp_path / "alike")
     shown = cli(f"export run={tmp_path}/alike format=pairs out={out}", status=1)
-    assert "has no group whose rewards differ" in shown
+    assert "There are no pairs to export" in shown
 
 
 async def test_trajectories_have_calls_results_and_sampled_tokens(tmp_path: Path, cli: Cli) -> None:
@@ -179,7 +180,9 @@ async def test_trajectories_have_calls_results_and_sampled_tokens(tmp_path: Path
         assert played["extra"]["reward"] == record.reward
 
 
-async def test_a_second_export_leaves_no_trajectory_of_the_first(tmp_path: Path, cli: Cli) -> None:
+async def test_exporting_again_removes_the_trajectories_of_the_first_export(
+    tmp_path: Path, cli: Cli
+) -> None:
     await record_groups(tmp_path)
     out = tmp_path / "atif"
     cli(f"export run={tmp_path} format=atif out={out}")
@@ -198,7 +201,7 @@ async def test_an_export_into_a_file_is_refused(form: str, tmp_path: Path, cli: 
     assert file.read_text() == "mine"
 
 
-async def test_only_a_runs_training_rollouts_are_recorded(tmp_path: Path) -> None:
+async def test_a_run_records_only_its_training_rollouts(tmp_path: Path) -> None:
     settings = {"env": "identity", "record": True, "batch_size": 2, "steps": 2}
     config = cookbook_config(read_train_settings(settings, {}), tmp_path, embedded=True)
     train, test = await config.dataset_builder()
@@ -217,7 +220,7 @@ async def test_only_a_runs_training_rollouts_are_recorded(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("share", "batch", "recorded"), [(0.1, 4, [0]), (0.1, 21, [0, 10, 20]), (0.5, 5, [0, 2, 4])]
 )
-async def test_a_share_of_each_steps_groups_is_recorded_but_at_least_one(
+async def test_a_fraction_of_each_steps_groups_is_recorded_but_at_least_one(
     share: float, batch: int, recorded: list[int], tmp_path: Path
 ) -> None:
     settings = {"env": "identity", "batch_size": batch, "steps": 1, "record": share}
@@ -227,7 +230,7 @@ async def test_a_share_of_each_steps_groups_is_recorded_but_at_least_one(
 
 
 @pytest.mark.parametrize("share", ["1.5", "-1", "some"])
-def test_an_invalid_share_is_refused(share: str, cli: Cli) -> None:
+def test_an_invalid_fraction_is_refused(share: str, cli: Cli) -> None:
     cli(f"train env=identity record={share}", status=1)
 
 

@@ -1,4 +1,4 @@
-"""User errors are reported in one line, and leave nothing behind."""
+"""User errors are reported in one line and leave no files behind."""
 
 import json
 import math
@@ -39,18 +39,18 @@ TINY = "evaluate env=identity models=evert-tiny"
 OWN = "evaluate agent=mine:agent test_tasks=mine:TASKS models=evert-tiny"
 
 LIGHT = {
-    "train agent=missing:x": "train_tasks= is missing: got agent=missing:x alone.",
-    "train train_tasks=mine:TASKS": "agent= is missing: got train_tasks=mine:TASKS alone.",
+    "train agent=missing:x": "train_tasks= is missing: only got agent=missing:x.",
+    "train train_tasks=mine:TASKS": "agent= is missing: only got train_tasks=mine:TASKS.",
     "train agent=missing:x train_tasks=mine:TASKS": "No agent at 'missing:x'",
     "train agent=mine.py:agent train_tasks=mine:TASKS": "Did you mean mine:agent?",
     "train agent=../mine.py:agent train_tasks=mine:TASKS": "mine.py:agent'. Expected an",
     "train agent=mine:agent train_tasks=mine:nothing": "No tasks at 'mine:nothing'",
-    "train agent=mine:agent train_tasks=mine:EMPTY": "train_tasks=mine:EMPTY has no task;",
+    "train agent=mine:agent train_tasks=mine:EMPTY": "train_tasks=mine:EMPTY contains no tasks;",
     "train agent=mine:agent train_tasks=mine:yields": "train_tasks=mine:yields is a function;",
     "train agent=mine:agent train_tasks=mine:BY_NAME": "train_tasks=mine:BY_NAME is a dict;",
-    "train env=identity test_tasks=mine:EMPTY": "test_tasks=mine:EMPTY has no task;",
+    "train env=identity test_tasks=mine:EMPTY": "test_tasks=mine:EMPTY contains no tasks;",
     "train env=identitty": "There is no game 'identitty'. Did you mean env=identity?",
-    "train env=identity limits.max_turns=-3": "limits.max_turns must be a positive value",
+    "train env=identity limits.max_turns=-3": "limits.max_turns must be positive or None",
     "train env=identity cookbook.temperature=-1": "cookbook.temperature must be at least 0, got -1",
     "train env=identity parse_error_policy.max_consecutive=-1": "max_consecutive must be at least",
     "train env=identity temperature=0.5": "Did you mean 'cookbook.temperature'?",
@@ -60,9 +60,9 @@ LIGHT = {
     "train env=identity cookbook.temprature=1": "There is no setting 'cookbook.temprature'. Did",
     "train env=twenty_questions sampler=evert:Curriculam": "No sampler at 'evert:Curriculam'",
     "train env=identity model_name=evert-tinny": "Did you mean evert-tiny?",
-    "train env=identity model_name=old": "model_name=old is a run; expected a model. To train the",
-    "train env=identity model_name=old@5": "further: evert train log_path=old steps=N.",
-    "train env=identity model_name=old@5/": "further: evert train log_path=old steps=N.",
+    "train env=identity model_name=old": "model_name=old is a run; expected a model. To continue",
+    "train env=identity model_name=old@5": "use evert train log_path=old steps=N.",
+    "train env=identity model_name=old@5/": "use evert train log_path=old steps=N.",
     "train env=identity models.user=runs/nothing": "models.user: There is no run or model at",
     "train env=identity models.temperature=0": "Did you mean the option models.NAME.temperature?",
     "evaluate env=identity models=runs/nothing": "There is no run or model at 'runs/nothing'",
@@ -75,89 +75,89 @@ LIGHT = {
     "serve model=Qwen/X": "Did you mean Qwen/Qwen3-4B? Expected a run folder",
     "report runs/nothing": "There is no folder runs/nothing.",
     "rescore run=runs/nothing reward=mine:agent": "There is no folder or file runs/nothing.",
-    "rescore run=old reward=mine:agent": "old holds no rollouts.",
+    "rescore run=old reward=mine:agent": "old contains no rollouts.",
     "rescore run=. reward=missing:x": "No reward at 'missing:x'",
     "export run=runs/nothing": "There is no folder or file runs/nothing.",
-    "export run=old": "old holds no rollouts.",
+    "export run=old": "old contains no rollouts.",
     "engine plan modl=evert-tiny": "There is no setting 'modl'",
     "train env=identity stepz=3": "no setting 'stepz' (got 'stepz=3'). Did you mean 'steps'?",
     "train xyz=5": "There is no setting 'xyz' (got 'xyz=5'). Settings: policy_names, ",
     "train =5": "There is no setting ''",
-    "train env = identity": "settings are given as key=value, without spaces: env=identity",
+    "train env = identity": "settings must have the form key=value, without spaces: env=",
     "train env= identity steps= 3": "without spaces: env=identity steps=3",
     "train env =identity": "without spaces: env=identity",
-    "train steps 3": "Got 'steps'; settings are given as key=value. Did you mean steps=...?",
-    "train --steps": "Got '--steps'; settings are given as key=value. Did you mean steps=...?",
-    "train env=identity steps=many": "steps takes a whole number, got 'many'",
+    "train steps 3": "Got 'steps'; settings must have the form key=value. Did you mean steps=",
+    "train --steps": "Got '--steps'; settings must have the form key=value. Did you mean ste",
+    "train env=identity steps=many": "steps takes an integer, got 'many'",
     "train env=identity seed=9999999999999": "seed must be between -2**32 and 2**32",
     "train env=identity renderer_name=nope": "renderer_name=nope is not a Cookbook renderer",
-    "train env=identity learning_rate=nan": "learning_rate takes a finite number, got nan",
+    "train env=identity learning_rate=nan": "learning_rate must be a finite number, got nan",
     "train env=identity learning_rate=-1": "learning_rate must be above 0, got -1.0",
-    "train --env identity": "Got '--env'; settings are given as key=value. Did you mean env=",
-    "train env=identity device=gpu": "cpu, cuda, cuda with a number (cuda:1) or mps",
-    "train env=identity device=mps:0": "device takes auto, cpu, cuda",
+    "train --env identity": "Got '--env'; settings must have the form key=value. Did you mean env=",
+    "train env=identity device=gpu": "cpu, cuda, cuda with an index (cuda:1) or mps",
+    "train env=identity device=mps:0": "device must be auto, cpu, cuda",
     "train env=identity dtype=int8": "dtype takes auto or float32 or bfloat16 or float16",
     "train env=identity model_name=/nowhere": "model at '/nowhere'",
     "train env=identity log_path=x model_name=runs/nope": "no run or model at 'runs/nope'",
-    "train log_path=x": "No agent to train. log_path=x holds no run to resume.",
+    "train log_path=x": "No agent to train. log_path=x has no run to resume.",
     "train": "No agent to train. Pass env= with one of guess_number, hints, identity,",
-    "train env=identity log_path=.": "is not empty and not an evert run: it has no run.json.",
+    "train env=identity log_path=.": "is not empty and is not an evert run: it has no run.",
     "train env=identity tasks=gymnasium:X-v1": "Got both env=identity and tasks=gymnasium:X-v1;",
     "train agent=a:b tasks=gymnasium:X-v1": "Got both tasks=gymnasium:X-v1 and agent=a:b; expected",
     "train tasks=gymnasium:Taxy-v4": "Did you mean: `Taxi`",
     "train env=identity engine=service": "TINKER_API_KEY is not set",
-    "train env=identity warm_up_steps=3": "warm_up_steps=3 has nothing to warm up on",
+    "train env=identity warm_up_steps=3": "warm_up_steps=3 is set, but there are no d",
     "train env=identity warm_up_steps=3 demonstrations=a.b:c": "No demonstrations at 'a.b:c'",
     "train env=identity warm_up_steps=3 demonstrations=mime.jsonl": "no file or folder mime.jsonl",
-    "train env=identity warm_up_steps=3 demonstrations=mine.py": "is not a supported file",
-    "train env=identity warm_up_steps=3 demonstrations=old": "old holds no rollouts.",
+    "train env=identity warm_up_steps=3 demonstrations=mine.py": "has an unsupported file",
+    "train env=identity warm_up_steps=3 demonstrations=old": "old contains no rollouts.",
     "train env=identity warm_up_steps=3 demonstrations=mime": "no import path in the demonst",
-    "train env=identity warm_up_steps=0 demonstrations=x.jsonl": "learns nothing from it",
+    "train env=identity warm_up_steps=0 demonstrations=x.jsonl": "not used because warm_up_steps=0",
     "train agent=mine:agent train_tasks=data/tasks.csv": "no file or folder data/tasks.csv",
     "evaluate agent=mine:agent test_tasks=t.csv models=evert-tiny": "no file or folder t.csv",
-    "train env=tic_tac_toe league=2": "league must be a share from 0 (none) to 1 (all), got 2.0",
-    "train env=identity league=0.5": "opponents need an agent with at least two seats",
+    "train env=tic_tac_toe league=2": "league must be a fraction from 0 (none) to 1 (all), got",
+    "train env=identity league=0.5": "require an agent with at least two seats",
     "train env=tic_tac_toe test_opponent=runs/nobody": "test_opponent: There is no run or model",
     "evaluate env=tic_tac_toe models=evert-tiny opponent=runs/nobody": "error: opponent: There is",
     "train env=identity rollout_workers=2": "is set, but rollouts=here plays all",
     "train env=identity ray_address=auto": "Pass rollouts=ray, or leave ray_address out.",
-    "train env=identity rollouts=pool ray_address=auto": "ray_address is set with rollouts=pool.",
-    "train env=identity models.u=https://host/v1": "an address without a model; expected",
+    "train env=identity rollouts=pool ray_address=auto": "ray_address is set, but rollouts=pool.",
+    "train env=identity models.u=https://host/v1": "an address without a model. Add the",
     "train env=identity models.u=evert-tiny models.u.temperature=hot": "models.u.temperature takes",
     "train env=identity models.u=evert-tiny models.u.api_key_env=K": "setting 'models.u.api_key_en",
     "train env=identity models.u=openai:m models.u.max_tokens=3": "setting 'models.u.max_tokens'",
-    "evaluate env=identity models=": "No model to evaluate",
+    "evaluate env=identity models=": "No models to evaluate",
     "evaluate models=evert-tiny": "No tasks to evaluate on",
     "evaluate env=identity agent=a:b models=evert-tiny": "expected one",
     "evaluate identity": "Did you mean env=identity?",
     "evaluate env=identity modles=evert-tiny": "Did you mean 'models'?",
     "evaluate env=identity models=oracle": "identity has no player 'oracle', unlike twenty_q",
-    "evaluate env=identity models=some-model": "the model 'some-model', and it is neither",
-    "evaluate env=identity models=evert-tiny opponent=evert-tiny": "with the seats (none)",
+    "evaluate env=identity models=some-model": "the model 'some-model', which is neither",
+    "evaluate env=identity models=evert-tiny opponent=evert-tiny": "but seats=(none)",
     f"{TINY} seeds=0": "seeds must be at least 1, got 0",
     f"{TINY} temperature=-1": "temperature must be at least 0",
     f"{TINY} max_tasks=0": "max_tasks must be at least 1",
     f"{OWN} split=train": "no such tasks",
     f"{OWN} models.judge.temperature=0": "models.judge.temperature has no model",
-    f"{OWN} limits=3": "limits takes a key after a dot, for example limits.max_turns=20; got '3'",
+    f"{OWN} limits=3": "limits needs a key after a dot, for example limits.max_turns=20; got '3'",
     f"{OWN} frozen.judge=evert-tiny": "There is no setting 'frozen.judge'",
-    f"{TINY} out=.": "not empty, and is not one of evert's evaluations",
-    "sweep out=. env=identity seed=0,1": "not empty, and is not one of evert's sweeps",
+    f"{TINY} out=.": "not empty and is not one of evert's evaluations",
+    "sweep out=. env=identity seed=0,1": "not empty and is not one of evert's sweeps",
     "sweep env=identity seed=0,1 parallel=0": "at least 1",
     "sweep env=identity seed=0,1 trails=3": "Did you mean 'trials'",
     "sweep env=identity seed=0,1 log_path=x": "There is no setting 'log_path'",
-    "report out=x": "No run to report.",
+    "report out=x": "No run given.",
     "report smoth=1": "Did you mean 'smooth'?",
-    "report smooth=1": "smooth must be at least 0 and below 1, got 1.",
+    "report smooth=1": "smooth must be at least 0 and less than 1, got 1.",
     "report sample_price=cheap": "sample_price takes a number or None, got 'cheap'.",
     "report train_price=-1": "train_price must be at least 0, got -1.0.",
-    "serve": "model must be set: there is no default",
+    "serve": "model must be set, because there is no",
     "serve model=openai:gpt-5": "is not on this machine, so it cannot be served here",
     "serve evert-tiny": "Did you mean model=evert-tiny?",
     "serve model=evert-tiny port=70000": "port must be from 0 to 65535, got 70000.",
-    "serve model=evert-tiny device=foo": "device takes auto, cpu, cuda",
-    "engine plan device=foo": "device takes auto, cpu, cuda",
-    "engine": "evert engine got 'nothing'; it takes plan",
+    "serve model=evert-tiny device=foo": "device must be auto, cpu, cuda",
+    "engine plan device=foo": "device must be auto, cpu, cuda",
+    "engine": "evert engine got 'nothing', expected plan",
     "engine plan lora_rank=0": "lora_rank must be at least 1",
     "engine plan dtype=int8": "dtype takes auto or float32 or",
     "engine plan model=openai:x": "not on this machine, so it cannot be planned here",
@@ -173,7 +173,7 @@ LIGHT = {
     "train env=identity loss_fn=pp": "loss_fn takes importance_sampling or ppo",
     "train env=identity renderer_name=qwen33": "Did you mean qwen3?",
     "train env=identity models.u=evert-tiny models.u.renderer_name=qwen33": "Did you mean qwen3",
-    "train env=identity models.u=nix": "names no renderer for the model 'nix'",
+    "train env=identity models.u=nix": "does not recommend a renderer for the model 'nix'",
     "train env=identity log_path=mine.py": "mine.py cannot be used: Not a directory.",
     "train env=identity model_name=./nix": "There is no run or model at './nix'",
     "train env=identity model_name=openai:gpt-5": "cannot be trained here; expected one of",
@@ -181,25 +181,25 @@ LIGHT = {
     "train env=tic_tac_toe league.x=1": "There is no setting 'league.x': league takes a number.",
     "train env=identity model_name=Qwen/Qwen3-8B engine=service": "TINKER_API_KEY is not set.",
     "train env=identity model_name=Qwen/Qwen3-4C": "no run or model at 'Qwen/Qwen3-4C'",
-    "train env=identity log_path=~nosuch/x": "~NAME, and this machine has no such user",
+    "train env=identity log_path=~nosuch/x": "~NAME, but there is no such user on this",
 }
-"""Command line -> what it prints, in part, and without torch."""
+"""Command line -> part of the error, which must be printed without importing torch."""
 
 OTHERS = {
-    "train env=identity device=cuda:99": "device=cuda:99: PyTorch sees",
-    "train env=identity warm_up_steps=3 demonstrations=mine:TASKS": "expected a function from a",
+    "train env=identity device=cuda:99": "device=cuda:99 is not available",
+    "train env=identity warm_up_steps=3 demonstrations=mine:TASKS": "expected a function that ta",
     "train env=identity log_path=mine.py/run": "cannot be written to",
-    "train env=identity parse_error_policy.max_consecutive=x": "max_consecutive takes a whole",
+    "train env=identity parse_error_policy.max_consecutive=x": "max_consecutive takes an integ",
     "train env=identity models.u=evert-tiny models.u.max_tokens=0": "max_tokens=0; expected",
     f"{TINY} search=True": "no variant with a search tool",
     "evaluate env=my_game models=evert-tiny": "split=all: my_game has no such tasks.",
-    f"{OWN} models.policy=evert-tiny": "has the policy's own name",
-    f"{OWN} seats=one": "seats must be two or more different names",
-    f"{OWN} policy_names=a,a": "policy_names must be a model name or several different",
+    f"{OWN} models.policy=evert-tiny": "uses the name of the policy",
+    f"{OWN} seats=one": "seats must be two or more unique names",
+    f"{OWN} policy_names=a,a": "policy_names must be a model name or a list of unique",
     "sweep out=mine.py/s env=identity seed=0,1": "cannot be written to",
     "serve model=evert-tiny host=203.0.113.1 port=80": "Cannot listen on 203.0.113.1, port",
 }
-"""Those that may take longer."""
+"""More of these, which may take longer."""
 
 MINE = """
 TASKS = ["a", "b"]
@@ -239,20 +239,20 @@ for line in ("train --help", "evaluate --help"):
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """Return a working directory with a user's module and a run."""
+    """Create a working directory with a user's module and a run."""
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "my_game.py").write_text(GAME)
-    (tmp_path / "Qwen" / "Qwen3-4B").mkdir(parents=True)  # not the Hub's model of this name
+    (tmp_path / "Qwen" / "Qwen3-4B").mkdir(parents=True)  # not the Hub model of this name
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "run.json").write_text('{"settings": {"steps": 3}}')
     return tmp_path
 
 
 def left(home: Path) -> set[str]:
-    """Return the files that were added to these."""
+    """Return the names of files that were added to the working directory."""
     return {each.name for each in home.iterdir()} - {
         *("mine.py", "my_game.py", "old", "Qwen", "__pycache__")
     }
@@ -296,9 +296,11 @@ def test_a_missing_gpu_is_refused_before_anything_is_created(
         monkeypatch.setattr(module, "is_available", lambda: False)
     for module in (torch.cuda, torch.mps):
         monkeypatch.setattr(module, "device_count", lambda: 0)
-    checked = f"device={kind}: PyTorch sees 0 such devices here. Pass device=cpu, or device=auto."
+    checked = (
+        f"device={kind} is not available: PyTorch found 0 devices of this type. Pass device=cpu or "
+    )
     loaded = (
-        f"Device '{kind}' was requested, but PyTorch finds no {kind.upper()} here. Use 'cpu' or"
+        f"Device '{kind}' was requested, but PyTorch can't find a {kind.upper()} device here. Use"
     )
     for line, text in {
         "train env=identity": checked,
@@ -350,7 +352,7 @@ def test_the_renderers_read_from_the_cookbooks_source_are_complete(monkeypatch: 
         early_checks.check_renderer("qwen3x")
 
 
-def test_the_losses_are_those_of_tinker_and_the_engine_has_all() -> None:
+def test_losses_match_tinkers_and_the_engine_supports_all() -> None:
     policy = {*get_args(LossFn)}
     assert {"cross_entropy", *policy} == {*LOSSES} == {*get_args(LossFnType)} - {"custom"}
     assert policy == {name for name, loss in LOSSES.items() if "advantages" in loss.required}
@@ -359,13 +361,13 @@ def test_the_losses_are_those_of_tinker_and_the_engine_has_all() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "said"),
     [
-        ({"train_tasks": []}, InvalidDatasetError, "train_tasks has no task; expected at least"),
-        ({"test_tasks": ()}, InvalidDatasetError, "test_tasks has no task; expected at least one"),
+        ({"train_tasks": []}, InvalidDatasetError, "train_tasks contains no tasks; expected a"),
+        ({"test_tasks": ()}, InvalidDatasetError, "test_tasks contains no tasks; expected at"),
         ({"train_tasks": iter("ab")}, InvalidDatasetError, "is a str.*iterator; expected a seq"),
-        ({"agent": 3}, evert.InvalidAgentError, "must be a callable"),
-        ({"models": {"judge": None}}, UsageError, "models.judge has no model: expected models.ju"),
+        ({"agent": 3}, evert.InvalidAgentError, "must be callable"),
+        ({"models": {"judge": None}}, UsageError, "models.judge has no model. Pass one with mod"),
         ({"stepz": 2}, UsageError, "There is no setting 'stepz'"),
-        ({"learning_rate": math.nan}, UsageError, "learning_rate takes a finite number, got nan"),
+        ({"learning_rate": math.nan}, UsageError, "learning_rate must be a finite number"),
     ],
 )
 def test_an_error_in_evert_train_names_its_setting_and_leaves_no_folder(
@@ -379,7 +381,7 @@ def test_an_error_in_evert_train_names_its_setting_and_leaves_no_folder(
 
 
 class Unspoken(list[str]):
-    """Tasks that cannot be written as text."""
+    """Tasks that cannot be printed."""
 
     def __repr__(self) -> str:
         raise MemoryError
@@ -392,7 +394,7 @@ def test_tasks_from_python_are_not_converted_to_text() -> None:
 
 
 @pytest.mark.parametrize(("command", "field"), [("train", "models"), ("evaluate", "frozen")])
-def test_a_recorded_model_without_its_password_is_named_as_a_user_types_it(
+def test_a_recorded_model_url_without_its_password_is_reported_by_its_setting(
     home: Path, command: str, field: str, capsys: Shown
 ) -> None:
     run = {"settings": {field: {"judge": "https://me:[PASSWORD]@host/v1#m"}, "env": "identity"}}
@@ -403,8 +405,8 @@ def test_a_recorded_model_without_its_password_is_named_as_a_user_types_it(
     resume = {"train": "log_path=old", "evaluate": "out=old"}[command]
     assert cli.main([command, resume]) == 1
     said = capsys.readouterr().err
-    assert "models.judge is 'https://me:[PASSWORD]@host/v1#m': records keep no passw" in said
-    assert "with its password: models.judge=..." in said
+    assert "models.judge is 'https://me:[PASSWORD]@host/v1#m': the password was not" in said
+    assert "with the password: models.judge=..." in said
 
 
 def test_evert_lists_its_commands_and_suggests_one_for_a_typo(capsys: Shown) -> None:
@@ -431,5 +433,5 @@ def test_help_lists_every_setting(line: str, kind: Any, shown: str, capsys: Show
     assert cli.main([*line.split(), "--help"]) == 0
     out, errors = capsys.readouterr()
     assert (shown in out, "frozen.KEY" in out, errors) == (True, False, "")
-    for name in chz.chz_fields(kind).keys() - {"frozen"}:  # which are given as models.KEY
+    for name in chz.chz_fields(kind).keys() - {"frozen"}:  # given as models.KEY
         assert re.search(rf"^  {name}(\.KEY)?=", out, re.MULTILINE), name

@@ -1,4 +1,4 @@
-"""Self-play from the command line: seats, a league of the run's own checkpoints, opponents."""
+"""Self-play from the command line: seats, a league of the run's own checkpoints, and opponents."""
 
 import csv
 from pathlib import Path
@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
 
 
 def play(folder: Path, **settings: Any) -> RunFolder:
-    """Train tic-tac-toe, with every group against the league once there is one."""
+    """Train tic-tac-toe; every group plays against the league as soon as it has a checkpoint."""
     tasks = ["." * 9, "x........"]
     return evert.train(env="tic_tac_toe", test_tasks=tasks, log_path=folder, **SMALL, **settings)
 
@@ -33,9 +33,9 @@ def test_both_seats_have_metrics_and_the_league_plays_one_seat(run: RunFolder) -
     first, *_, last = run.steps()
     for step in (first, last):
         assert {"env/all/seat/x/reward", "env/all/seat/o/reward"} <= step.keys()
-    assert first["env/all/total_episodes"] == 6 * 2 * 2  # an Env a seat
-    # One: the league plays the other seat. Only the first move of a game is trained, so a group
-    # in which the league moves first has nothing to learn, and is left out.
+    assert first["env/all/total_episodes"] == 6 * 2 * 2  # one Env per seat
+    # Only one Env per game, because the league plays the other seat. Only the first move of a game
+    # is trained, so groups in which the league moves first have nothing to learn and are left out.
     assert 0 < last["env/all/total_episodes"] <= 6 * 2
 
 

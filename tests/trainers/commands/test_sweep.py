@@ -1,4 +1,4 @@
-"""The sweep command, with real runs: killed, resumed, interrupted, refused."""
+"""Sweeps with real runs that are killed, resumed, interrupted or refused."""
 
 import csv
 import io
@@ -38,20 +38,20 @@ async def broken(client, task):
     await client.chat.completions.create(messages=[{"role": "user", "content": str(task)}])
     raise KeyError("the mistake")
 '''
-"""A module of the user's, in the working directory."""
+"""A user's module in the working directory."""
 
 SMALL = [
     "env=identity", "test_tasks=few:TEST", "device=cpu", "batch_size=2", "eval_every=0",
     "samples=0",
 ]  # fmt: skip
 KILLED = (1, 3)
-"""One before it has begun, one after its first step."""
+"""The first is killed before it starts, the second after its first step."""
 RUNS = 4
 
 
 @contextmanager
 def sweeping(home: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
-    """Run the command in its own process; kill it and its runs at the end of the block."""
+    """Run the sweep in a subprocess, and kill it and its runs at the end of the block."""
     (home / "few.py").write_text(TASKS)
     with subprocess.Popen(
         [sys.executable, "-m", "evert.trainers.cli", "sweep", *arguments],
@@ -65,7 +65,7 @@ def sweeping(home: Path, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
 
 
 def process_of(run: int, process: "subprocess.Popen[str]") -> psutil.Process | None:
-    """Return the process of a run, found by its output file, or None."""
+    """Find the process of a run by its output file. Returns None if there is no such process."""
     with suppress(psutil.Error):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.Error):
@@ -75,7 +75,7 @@ def process_of(run: int, process: "subprocess.Popen[str]") -> psutil.Process | N
 
 
 def wait_until(ready: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
-    """Wait until it is true; fail after a while, or if the process ends before that."""
+    """Wait until ``ready()`` is true. Fails on a timeout, or if the process exits first."""
     deadline = time.monotonic() + 800
     while not ready():
         assert time.monotonic() < deadline, "it never came"
@@ -90,14 +90,14 @@ def folder_of(run: int, folder: Path) -> RunFolder:
 
 
 def rows_of(folder: Path) -> dict[int, dict[str, str]]:
-    """Return the rows of ``results.csv`` by run."""
+    """Return the rows of ``results.csv``, keyed by run."""
     with (folder / "results.csv").open(newline="") as file:
         return {int(row["run"]): row for row in csv.DictReader(file)}
 
 
 @dataclass
 class Swept:
-    """A sweep of four runs, two of them killed."""
+    """A finished sweep of four runs, two of which were killed."""
 
     folder: Path
     status: int
@@ -108,7 +108,7 @@ class Swept:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
-    """Return a sweep that ran to its end."""
+    """Run a sweep to its end."""
     home = tmp_path_factory.mktemp("swept")
     searched = ["learning_rate=1e-4,1e-3", "seed=0,1"]
     with sweeping(
@@ -128,7 +128,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
 
 @pytest.fixture(scope="module")
 def resumed(swept: Swept) -> Swept:
-    """Resume the same sweep with the command that it printed."""
+    """Resume the sweep with the command that it printed."""
     assert swept.status == 1
     printed = shlex.split(swept.shown.strip().splitlines()[-1])
     assert printed[:2] == ["evert", "sweep"]
@@ -177,7 +177,7 @@ def test_resuming_completes_only_the_failed_runs_from_their_checkpoints(
                 "mean",
                 "low",
                 "high",
-            }  # of the runs with its values, one of which is new
+            }  # they summarize all runs with these values, and one of the runs is new
             assert [row[key] for key in same] == [swept.rows[number][key] for key in same]
     assert resumed.shown.count(" completed ") >= 2
     assert "run 0 completed" not in resumed.shown
@@ -198,12 +198,12 @@ def test_the_best_values_are_printed_as_a_command_that_trains(resumed: Swept) ->
     chosen = train.parse(shlex.split(best["command"])[2:])
     assert (chosen.learning_rate, chosen.steps) == (float(first["learning_rate"]), 2)
     assert "┃ run ┃ learning_rate ┃ seed ┃ objective ┃ mean " in resumed.shown
-    assert "over 2 seeds, ranked by lower end" in resumed.shown
+    assert "over 2 seeds (ranked by the lower bound" in resumed.shown
     assert resumed.shown.strip().endswith(best["command"])
     assert (resumed.folder / "parallel_coordinates.png").stat().st_size > 10_000
 
 
-def test_the_folder_describes_the_sweep_and_optuna_reads_its_journal(resumed: Swept) -> None:
+def test_the_folder_documents_the_sweep_and_optuna_can_read_its_journal(resumed: Swept) -> None:
     about = json.loads((resumed.folder / "sweep.json").read_text())
     assert about["arguments"]["learning_rate"] == "1e-4,1e-3"
     assert "parallel" not in about["arguments"]
@@ -246,7 +246,7 @@ def test_no_run_outlives_a_killed_sweep_and_ctrl_c_says_how_to_resume(
     assert (row["status"], row["history"]) == ("interrupted", "interrupted > interrupted")
     assert float(row["seconds"]) > 0
     printed = (tmp_path / "s" / "output" / "000.txt").read_text()
-    assert printed.count("they are saved in") == 2
+    assert printed.count("which are saved in") == 2
     assert f"resuming after step {done} of 500" in printed
 
 
@@ -261,26 +261,28 @@ def test_a_sweep_that_is_stopped_while_its_runs_start_says_how_to_resume(tmp_pat
     assert {row["history"] for row in rows_of(tmp_path / "s").values()} == {"interrupted"}
 
 
-def test_a_failed_run_is_in_the_results(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
+def test_a_failed_run_appears_in_the_results(
+    tmp_path: Path, monkeypatch: Patch, capsys: Shown
+) -> None:
     (tmp_path / "few.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "few", raising=False)
     sizes = ["device=cpu", "steps=1", "batch_size=2", "group_size=2", "max_tokens=8", "samples=0"]
-    # With failed_steps=0 the run completes, but it has no such metric.
+    # With failed_steps=0 the run completes, but does not have this metric.
     searched = ["failed_steps=3,0", "objective=charm", "parallel=2", "out=s"]
     agent = ["agent=few:broken", "train_tasks=few:TEST"]
     assert sweep.main([*agent, *sizes, *searched]) == 1
     errors = {row["failed_steps"]: row["error"] for row in rows_of(Path("s")).values()}
     assert "nearly all episodes failed" in errors["3"]
     assert "The most common failure: KeyError: 'the mistake'" in errors["3"]
-    assert "the run's 'charm' is None, not a finite number; found step, " in errors["0"]
+    assert "the run's 'charm' is None, not a finite number; available: step, " in errors["0"]
     shown = capsys.readouterr().out
     assert shown.count(" failed in ") == 2
-    assert "(error: In one step nearly all episodes failed" in shown
+    assert "(error: In one step, nearly all episodes failed" in shown
     assert "(To resume: " not in shown
     assert "best:" not in shown
-    assert "To try the failed runs again:" in shown
+    assert "To retry the failed runs:" in shown
 
 
 WHOLE = {"env": "identity", "steps": "1", "learning_rate": "1e-4..1e-2", "trials": "3"}
@@ -288,17 +290,19 @@ WHOLE = {"env": "identity", "steps": "1", "learning_rate": "1e-4..1e-2", "trials
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """Return a working directory with a sweep that has not begun."""
+    """Create a working directory with a sweep that has not started."""
     monkeypatch.chdir(tmp_path)
     open_sweep({**WHOLE, "out": "s", "parallel": "3"}, ["evert", "sweep"])
     return tmp_path
 
 
-def test_a_folder_with_another_sweep_or_in_use_is_refused(home: Path, capsys: Shown) -> None:
+def test_a_folder_that_is_in_use_or_holds_another_sweep_is_refused(
+    home: Path, capsys: Shown
+) -> None:
     before = sorted(home.rglob("*"))
     for searched in ("seed=0,1", "steps=2 learning_rate=1e-4..1e-2"):
         assert sweep.main(["env=identity", *searched.split(), "out=s"]) == 1
-        assert "s holds another sweep:\n  env=identity steps=1" in capsys.readouterr().err
+        assert "s contains a different sweep:\n  env=identity steps=1" in capsys.readouterr().err
     assert sorted(home.rglob("*")) == before
     with alone_in(home / "s", "sweeping", "out"):
         assert sweep.main(["out=s"]) == 1
@@ -319,7 +323,7 @@ def test_a_new_sweep_ignores_a_folder_named_none(home: Path) -> None:
     assert (folder.path.parent.name, plan.fixed["steps"]) == ("sweeps", "2")
 
 
-def test_a_sweep_without_a_run_writes_no_table(home: Path) -> None:
+def test_a_sweep_without_any_run_writes_no_table(home: Path) -> None:
     sweep.Sweep(*open_sweep({"out": "s"}, ())).report()
     assert json.loads((home / "s" / "results.json").read_text())["runs"] == []
     assert not (home / "s" / "results.csv").exists()

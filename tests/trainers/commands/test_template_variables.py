@@ -1,4 +1,4 @@
-"""``chat_template.KEY=VALUE``: recorded, resumed, and in each prompt of the run's model.
+"""``chat_template.KEY=VALUE`` is recorded, resumed, and used in every prompt of the run's model.
 
 The model is the shipped base with a template that writes its variable into the prompt.
 """
@@ -23,7 +23,7 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run of one step with prompts that end with the variable; never change it."""
+    """Train one step with prompts that end with the variable; tests must not change the run."""
     home = tmp_path_factory.mktemp("trained")
     folder = shutil.copytree(base_path(), home / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -42,7 +42,7 @@ def train(run: Path, *more: str) -> None:
 
 
 def endings(folder: Path) -> set[str]:
-    """Return what follows the opening of a reply in a folder's recorded prompts."""
+    """Return the text after the reply opening in the recorded prompts of a folder."""
     paths = [*folder.glob("rollouts.jsonl"), *folder.glob("rollouts/*.jsonl")]
     rows = [row for path in paths for row in read_jsonl(path)]
     prompts = [step["prompt"]["tokens"] for row in rows for step in row["steps"]]
@@ -61,7 +61,7 @@ def test_a_resumed_run_keeps_its_variable_and_refuses_another(copied: Path, cli:
 
     for words in (["chat_template.mood=sad"], ["renderer_name=qwen3_instruct"]):
         shown = cli(f"train log_path={copied} steps=3", *words, status=1)
-        assert "holds a run with other settings" in shown
+        assert "contains a run with different settings" in shown
 
 
 def test_workers_use_the_variable(copied: Path) -> None:
@@ -93,5 +93,5 @@ def test_a_variable_that_the_template_does_not_read_is_refused_and_leaves_no_fil
     words[-1 if words[-1].endswith("=") else -2] += str(tmp_path / "out")
 
     shown = cli(*words, "env=identity", "device=cpu", "chat_template.mod=glad", status=1)
-    assert "does not read mod. Did you mean mood? It reads: mood." in shown
+    assert "does not use a variable mod. Did you mean mood? It uses: mood." in shown
     assert not (tmp_path / "out").exists()

@@ -19,17 +19,17 @@ from evert.trainers.system import files
 
 
 def run(*arguments: str) -> int:
-    """Run the command in this process; return its exit status."""
+    """Run the command in this process and return its exit status."""
     return train.main(list(arguments))
 
 
-def test_a_run_prints_only_its_engine_its_folder_and_its_figures(finished: RunFolder) -> None:
+def test_a_run_prints_only_its_engine_its_folder_and_its_metrics(finished: RunFolder) -> None:
     home = finished.path.parents[1]
     shown = (home / "stdout").read_text()
     for part in (
-        "engine: embedded on cpu, 1 thread (no TINKER_API_KEY is set); evert-tiny, ",
+        "engine: embedded on cpu, 1 thread (TINKER_API_KEY is not set); evert-tiny, ",
         "step 3/3  reward ", "24 held-out tasks", f"plot: runs/{finished.path.name}/learning_curve",
-        f"in a browser: evert view runs/{finished.path.name}",
+        f"view it with: evert view runs/{finished.path.name}",
     ):  # fmt: skip
         assert part in shown
     assert "\x1b" not in shown
@@ -124,4 +124,4 @@ def test_a_checkpoint_that_could_not_be_saved_is_reported(
     shown = capfd.readouterr().out
     assert shown.count("a checkpoint was not saved: Could not write 000001: No space left") == 1
     assert "a checkpoint was not saved: Could not write 000002" not in shown
-    assert "resumes from the last saved checkpoint" in shown
+    assert "you can resume from the last checkpoint" in shown

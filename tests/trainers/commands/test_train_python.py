@@ -1,4 +1,4 @@
-"""``evert.train``: the training command from Python, also for an agent with images."""
+"""``evert.train``: the training command from Python, including an agent that uses images."""
 
 import functools
 import gc
@@ -62,7 +62,7 @@ def test_evert_train_trains_a_function_and_returns_the_run(tmp_path: Path) -> No
         log_path=str(path), **SMALL,
     )  # fmt: skip
 
-    assert most == {"trained": 4, "held out": 1}  # before, meanwhile and after
+    assert most == {"trained": 4, "held out": 1}  # held out: evaluated before, during and after
     assert run.path == path
     assert [row["step"] for row in run.steps()] == [0, 1]
     assert run.result["name"] == "says"
@@ -97,7 +97,13 @@ def test_training_does_not_change_the_callers_random_numbers(tmp_path: Path) -> 
     before = numbers()
     first = drawn("e")
     assert [before, numbers()] == expected
-    assert drawn("t") == first  # an agent's own numbers are the run's
+    assert drawn("t") == first  # agents draw the same numbers in every run
+
+
+def test_training_leaves_objects_frozen_that_the_caller_froze(tmp_path: Path) -> None:
+    gc.freeze()
+    evert.train(make_agent("e"), TASKS, steps=1, log_path=tmp_path / "run", **SMALL)
+    assert gc.get_freeze_count()
 
 
 def test_a_run_of_a_function_is_resumed_by_another_call(tmp_path: Path, capsys: Shown) -> None:
@@ -107,14 +113,14 @@ def test_a_run_of_a_function_is_resumed_by_another_call(tmp_path: Path, capsys: 
     assert command.main([f"log_path={tmp_path / 'run'}", "steps=2"]) == 1
     message = capsys.readouterr().err
     assert "the agent 'says'" in message
-    assert f"pass them to evert.train again, with log_path='{tmp_path / 'run'}'" in message
+    assert f"evert.train again, together with log_path='{tmp_path / 'run'}'" in message
     run = evert.train(make_agent("e"), TASKS, steps=2, **again)
     assert [row["step"] for row in run.steps()] == [0, 1]
     with pytest.raises(RunFolderError, match="train_tasks: '2 tasks' -> '3 tasks'"):
         evert.train(make_agent("e"), [*TASKS, "sea"], steps=3, **again)
 
 
-def test_ctrl_c_in_a_finalizer_stops_training_that_begins(
+def test_ctrl_c_in_a_finalizer_stops_training_during_startup(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
     def collect() -> int:
@@ -180,7 +186,7 @@ async def test_a_dataset_builds_its_renderer_with_the_models_image_processor(see
         agent=agent, train_tasks=range(2), batch_size=2, model_name=seeing, renderer_name=RENDERER
     )
     dataset, _ = await builder()
-    [group, _] = pickle.loads(pickle.dumps(dataset.get_batch(0)))  # as a worker gets them
+    [group, _] = pickle.loads(pickle.dumps(dataset.get_batch(0)))  # as it arrives in a worker
     [env, *_] = await group.make_envs()
     found: Any = await env.initial_observation()
     await group.cleanup()
@@ -215,6 +221,6 @@ def test_a_gymnasium_env_has_images_in_its_messages_but_refuses_tokens(seeing: s
     assert observation[-1] == {"role": "assistant", "content": colour}
     env.close()
     env = AgentGymEnv(agent, range(4), renderer=renderer, level="tokens")
-    with pytest.raises(evert.RendererMismatchError, match="has images, which have no token ids"):
+    with pytest.raises(evert.RendererMismatchError, match="contains images, which have no token"):
         env.reset()
     env.close()

@@ -1,4 +1,4 @@
-"""Frozen models, seats and limits have the same settings in each command."""
+"""Frozen models, seats and limits use the same settings in every command."""
 
 import asyncio
 import csv
@@ -53,7 +53,7 @@ PATH = "tinker://r/sampler_weights/"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Write a run's records of its checkpoints, and the files of its last weights."""
+    """Write a run's checkpoint records and the files of its last weights."""
     folder = tmp_path / "run"
     weights = folder / "checkpoints" / "r" / "sampler_weights" / "final"
     weights.mkdir(parents=True)
@@ -74,7 +74,7 @@ def test_models_key_settings_make_a_model_with_its_options(run: Path) -> None:
     own = "http://own"
     given = {
         "user": "evert-tiny", "user.temperature": "0.5", "user.max_tokens": "9",
-        "temperature": "evert-tiny", "a.b": "evert-tiny",  # names like an option, or with dots
+        "temperature": "evert-tiny", "a.b": "evert-tiny",  # named like an option; a name with a dot
         "judge": str(run), "early": f"{run}@10", "other": "tinker://a/weights/b",
         "critic": "https://host:8000/v1#org/model", "critic.api_key_env": "HOST_KEY",
         "critic.timeout": "9", "gpt-5.2": "openai:gpt-5-mini", "gpt-5.2.temperature": "0",
@@ -93,7 +93,7 @@ def test_models_key_settings_make_a_model_with_its_options(run: Path) -> None:
     }
 
 
-def test_mappings_may_be_given_whole_or_by_key() -> None:
+def test_mappings_may_be_given_as_a_whole_or_by_key() -> None:
     examples = {"limits": "limits.max_turns=20"}
     limits = RolloutLimits(max_turns=3)
     for given in ({"limits.max_turns": 3}, {"limits": {"max_turns": 3}}, {"limits": limits}):
@@ -103,12 +103,14 @@ def test_mappings_may_be_given_whole_or_by_key() -> None:
     assert gather({"models": named}, {"models": ""}) == {"models": named}
 
 
-def test_each_engine_refuses_models_that_only_the_other_has(run: Path, tiny_model: str) -> None:
+def test_each_engine_refuses_models_that_only_the_other_one_supports(
+    run: Path, tiny_model: str
+) -> None:
     here = frozen_models({"a": "evert-tiny", "b": str(run), "c": "openai:m"})
     check_frozen(here, embedded=True)
-    with pytest.raises(RecipeError, match=r"models\.d are weights on a Tinker service \(tinker:"):
+    with pytest.raises(RecipeError, match=r"models\.d is stored on a Tinker service \(tinker:"):
         check_frozen({"d": TinkerModel("evert-tiny", f"{PATH}x")}, embedded=True)
-    with pytest.raises(ModelNotFoundError, match="No folder"):
+    with pytest.raises(ModelNotFoundError, match="does not exist"):
         check_frozen({"d": TinkerModel("./nowhere", renderer_name="qwen3")}, embedded=True)
     with pytest.raises(RendererMismatchError, match="has no chat template"):
         check_frozen({"d": TinkerModel(tiny_model)}, embedded=True)
@@ -129,7 +131,7 @@ def test_hosts_of_endpoints_stay_reachable_and_weights_need_an_engine(tmp_path: 
     assert needs_engine(frozen_models({**named, "user": "evert-tiny"}))
 
 
-def test_a_run_is_pinned_to_its_step_and_a_resumed_run_keeps_it(run: Path) -> None:
+def test_a_frozen_run_is_pinned_to_its_step_and_stays_pinned_on_resuming(run: Path) -> None:
     given = {"judge": str(run), "judge.temperature": "0", "user": "evert-tiny"}
     assert pin_steps(given, {}) == {**given, "judge": f"{run}@20"}
     assert pin_steps(given, {"judge": f"{run}@10"}) == {**given, "judge": f"{run}@10"}
@@ -142,7 +144,7 @@ def identity(given: dict[str, str]) -> list[Any]:
     return fingerprint(given, read_models(given))
 
 
-def test_changed_frozen_weights_have_another_identity(run: Path) -> None:
+def test_frozen_weights_that_have_changed_have_a_different_identity(run: Path) -> None:
     given = {"judge": str(run), "judge.temperature": "0"}
     before = identity(given)
     file = run / "checkpoints" / "r" / "sampler_weights" / "final" / "model.safetensors"
@@ -251,7 +253,7 @@ def test_a_model_object_is_used_and_must_be_passed_again_to_resume(tmp_path: Pat
     about = (run.read_json("run.json") or {})["settings"]
     assert about["models"] == {"judge": "<a ScriptedPolicy>"}
     assert about["limits"] == {"max_turns": "5"}
-    with pytest.raises(RecipeError, match=r"models\.judge was <a ScriptedPolicy>, an object f"):
+    with pytest.raises(RecipeError, match=r"models\.judge was <a ScriptedPolicy>, a Python o"):
         evert.train(asks_a_judge, ["tree", "sea"], steps=2, **again)
     evert.train(asks_a_judge, ["tree", "sea"], steps=2, models={"judge": judge}, **again)
     assert len(run.steps()) == 2
@@ -325,12 +327,12 @@ NAMED = [
     "policy_names=gpt-4o,gpt-4o-mini", "models.simulator=evert-tiny",
     "models.simulator.max_tokens=6", "limits.max_turns=9",
 ]  # fmt: skip
-"""The words for an agent, whichever the command."""
+"""The arguments that select an agent; they are the same for every command."""
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Yield a working directory with the agents in it."""
+    """Create a working directory with a module of agents."""
     path = tmp_path_factory.mktemp("home")
     (path / "whole_agents.py").write_text(AGENTS)
     with chdir(path), pytest.MonkeyPatch.context() as patch:
@@ -341,7 +343,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def named(home: Path) -> RunFolder:
-    """Return a run of the agent with hard-coded model names."""
+    """Train the agent with hard-coded model names."""
     assert train.main([*SMALL, *NAMED, "log_path=runs/named"]) == 0
     return RunFolder(Path("runs/named"))
 
@@ -360,14 +362,16 @@ def played(folder: str) -> list[EpisodeResult]:
     return [*EpisodeLog(Path(folder)).by_key.values()]
 
 
-def test_an_agent_that_names_its_models_is_trained_with_a_frozen_one(named: RunFolder) -> None:
+def test_an_agent_with_hard_coded_model_names_is_trained_with_a_frozen_model(
+    named: RunFolder,
+) -> None:
     steps = named.steps()
     assert len(steps) == 2
     assert {step["env/all/turns_per_episode"] for step in steps} == {
         2
-    }  # the simulated user's calls are not turns
+    }  # calls to the simulated user are not turns
     assert all(step["env/all/wish"] > 0 for step in steps)
-    settings = (named.read_json("run.json") or {})["settings"]  # with the settings that were passed
+    settings = (named.read_json("run.json") or {})["settings"]  # as passed on the command line
     assert settings["models"] == {"simulator": "evert-tiny", "simulator.max_tokens": "6"}
     assert settings["policy_names"] == ["gpt-4o", "gpt-4o-mini"]
     assert settings["limits"] == {"max_turns": "9"}
@@ -388,19 +392,21 @@ def test_an_evaluation_gives_the_scores_of_training(named: RunFolder, capsys: Sh
         for name in ("reward", "success", "low", "high"):
             assert float(row[name]) == pytest.approx(after[how][name], abs=1e-4)
     assert {episode.turns for episode in played("warm")} == {2}
-    assert evaluate.main(["out=warm"]) == 0  # goes on, with all that it was given
+    assert evaluate.main(["out=warm"]) == 0  # resumes with all recorded settings
     assert len(played("warm")) == 4
     capsys.readouterr()
     assert evaluate.main([*arguments, "models.simulator=evert-tiny-20q", "out=warm"]) == 1
     assert "frozen: {'simulator': 'evert-tiny'" in capsys.readouterr().err
 
 
-def test_an_evaluated_endpoint_plays_with_the_frozen_models(home: Path, capsys: Shown) -> None:
+def test_an_endpoint_under_evaluation_plays_with_the_frozen_models(
+    home: Path, capsys: Shown
+) -> None:
     arguments = [*NAMED, "models=http://127.0.0.1:9/v1#other", "split=test", "seeds=1"]
     assert evaluate.main([*arguments, "out=endpoint"]) == 1
     shown = capsys.readouterr()
     assert "other at http://127.0.0.1:9/v1" in shown.out
-    assert "APIConnectionError" in shown.err  # the policy's; the simulated user answered
+    assert "APIConnectionError" in shown.err  # only the policy's call failed
 
 
 def test_a_sweep_takes_the_same_settings_and_searches_frozen_models(home: Path) -> None:
@@ -439,14 +445,16 @@ def test_two_seats_are_trained_with_a_frozen_run(named: RunFolder, capsys: Shown
     [row] = rows("debate/scores.csv")
     assert float(row["reward"]) == pytest.approx(after, abs=1e-4)
 
-    assert train.main(["log_path=runs/named", "steps=3"]) == 0  # the judge is trained further
+    assert train.main(["log_path=runs/named", "steps=3"]) == 0  # train the judge for another step
     assert train.main([*SMALL, *words, "log_path=runs/debate", "steps=3"]) == 0
     settings = (run.read_json("run.json") or {})["settings"]
     assert settings["models"]["judge"] == "runs/named@2"
     assert len(run.steps()) == 3
 
 
-def test_an_endpoint_answers_and_its_key_is_not_written(home: Path, monkeypatch: Patch) -> None:
+def test_a_frozen_endpoint_answers_and_its_key_is_not_written(
+    home: Path, monkeypatch: Patch
+) -> None:
     asked: set[tuple[str, str]] = set()
 
     def wants_tea(body: dict[str, Any], key: str) -> dict[str, Any]:
@@ -472,13 +480,13 @@ async def saved_weights() -> str:
     return str((await (await client.save_weights_for_sampler_async("kept"))).path)
 
 
-def test_a_service_is_used_alike_and_its_weights_may_be_a_frozen_model(
+def test_a_service_works_the_same_way_and_its_weights_may_be_a_frozen_model(
     home: Path, tmp_path: Path, monkeypatch: Patch, capsys: Shown
 ) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-dummy")
     service = ["engine=service", "base_url=http://service.invalid", "log_path=runs/service"]
     words = [each for each in NAMED if each != "models.simulator=evert-tiny"]
-    # The embedded engine stands in for the service: it is already in place of the SDK's clients.
+    # The embedded engine plays the role of the service. It has already replaced the SDK's clients.
     with embedded_engine(tmp_path / "store", device="cpu"):
         path = asyncio.run(saved_weights())
         arguments = [*SMALL, *words, *service, f"models.simulator={path}", "steps=1"]

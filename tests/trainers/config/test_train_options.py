@@ -1,4 +1,4 @@
-"""The types of ``evert.train``'s settings: a TypedDict that follows from ``TrainSettings``."""
+"""The types of the settings of ``evert.train``: a TypedDict generated from ``TrainSettings``."""
 
 import typing
 from pathlib import Path
@@ -14,10 +14,10 @@ NAMED = {"agent", "tasks", "test_tasks"}
 """Settings that are named parameters of ``evert.train``."""
 WIDER = {
     "tuple[str, ...]": "tuple[str, ...] | str", "log_path": "str | Path | None",
-    "limits": "Any", "parse_error_policy": "Any",  # the Cookbook's objects as well
+    "limits": "Any", "parse_error_policy": "Any",  # these also accept the Cookbook's objects
     "loss_fn": "LossFn",
 }  # fmt: skip
-"""Type of a setting, or a setting -> the values from Python that are read as one."""
+"""Setting, or type of a setting -> the wider type that is accepted from Python."""
 
 
 def type_of(name: str, kind: Any) -> str:
@@ -26,7 +26,7 @@ def type_of(name: str, kind: Any) -> str:
     return WIDER.get(name) or WIDER.get(text) or text
 
 
-def test_the_typed_dict_has_the_settings_with_their_types() -> None:
+def test_the_typed_dict_matches_the_settings_and_their_types() -> None:
     lines = [
         f"    {name}: {type_of(name, field.x_type)}\n"
         for name, field in chz.chz_fields(TrainSettings).items()

@@ -1,4 +1,4 @@
-"""A fixture: a training client of the tiny model."""
+"""A fixture with a training client for the tiny model."""
 
 from typing import Any
 

@@ -1,24 +1,24 @@
-"""A GPU for machines without one: numbers in the CPU's memory, under the rules of CUDA or MPS.
+"""A fake GPU for machines without one: CPU tensors that follow the rules of CUDA or MPS.
 
-    NumbersOnDevice   a tensor that claims to be on the device and keeps its numbers on the CPU
-    StandIn           a device of such tensors, and the list of the host's waits
-    stand_in          replaces CUDA or MPS by one, for all threads that start in its block
+    NumbersOnDevice   a tensor that claims to be on the device but keeps its numbers on the CPU
+    StandIn           a device of such tensors, with a list of when the host waited for it
+    stand_in          replaces CUDA or MPS with a StandIn, for all threads started in its block
 
-Operations run on the CPU, so results can be compared with a CPU's.
-What PyTorch refuses on CUDA is refused here: tensors of two devices in
-one operation, a tensor on the device as a NumPy array, ``mm(out_dtype=)`` of other types than
-CUDA's. Kernels are the CPU's, so nothing is tested about a GPU's kernels, speed or memory.
+Operations run on the CPU, so their results can be compared with those of a CPU. Whatever PyTorch
+refuses on CUDA is refused here: tensors of two devices in one operation, converting a tensor on
+the device to a NumPy array, ``mm(out_dtype=)`` with types other than CUDA's. The kernels are the
+CPU's, so this does not test the kernels, speed or memory of a GPU.
 
-MPS refuses float64, too, and has no graphs, no streams and no events: a copy to the host that is
-declared ``non_blocking`` never arrives. Operations with silently wrong results on some of Apple's
-machines are refused here: PyTorch's own attention, and sums of many products.
+MPS also refuses float64, and it has no graphs, streams or events: a ``non_blocking`` copy to the
+host never arrives. Operations that are silently wrong on some of Apple's machines raise an error
+here: PyTorch's attention, and sums of many products.
 
-A graph repeats the operations of its capture on the same memory, without running Python.
-A capture refuses what CUDA's refuses: waits, and copies between host and device.
+A graph replays the captured operations on the same memory, without running Python.
+Like CUDA's, a capture refuses waits and copies between host and device.
 
-The host waits where PyTorch waits on CUDA: for a copy between host and device that is
-not declared ``non_blocking``, a number that Python reads, and results whose shape depends on
-numbers (``nonzero``, boolean indices, ``unique``).
+The host waits where PyTorch waits on CUDA: for copies between host and device that are not
+``non_blocking``, for numbers that Python reads, and for results whose shape depends on numbers
+(``nonzero``, boolean indices, ``unique``).
 """
 
 import sys
@@ -41,30 +41,30 @@ from transformers import modeling_utils
 CUDA, MPS = torch.device("cuda", 0), torch.device("mps", 0)
 HOST = torch.device("cpu")
 BELOW = torch.device("lazy", 0)
-"""Where PyTorch's own code believes the tensors to be: nobody else uses it, and autograd runs its
-operations in the thread that asks for them, as it does not for CUDA's without a GPU."""
+"""The device that PyTorch itself sees. Nothing else uses it, and autograd runs its operations in
+the calling thread, which it does not do for CUDA without a GPU."""
 
 MEMORY = 64 * 2**30
-"""Bytes that the device says it has free."""
+"""The free memory that the device reports, in bytes."""
 
 HALVES = {torch.bfloat16, torch.float16}
 DOUBLES = {torch.float64, torch.complex128}
 
 MPS_SUM = 2**15 - 2
-"""Most products that MPS adds up without adding others, on an M1 or M2."""
+"""How many products MPS can sum without adding wrong ones, on an M1 or M2."""
 
 aten = torch.ops.aten
 
 PRODUCTS = {"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm"}
 
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
-"""Operations that take indices from the host, too."""
+"""Operations that also accept indices on the host."""
 
 READING = {
     "aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2",
     "aten::unique_dim", "aten::unique_consecutive", "aten::equal", "aten::is_nonzero",
 }  # fmt: skip
-"""Operations that have the host read numbers before they can go on."""
+"""Operations for which the host must read numbers before it can continue."""
 
 
 @dataclass(frozen=True)
@@ -74,23 +74,23 @@ class Wait:
     why: str
     """The operation."""
     place: str
-    """The line of evert's that asked for it, ``models/logits.py:42``."""
+    """The line of evert that caused it, for example ``models/logits.py:42``."""
 
 
 @dataclass
 class StandIn:
-    """A device, and what happened on it."""
+    """A device, and a record of what happened on it."""
 
     device: torch.device
-    """Its name."""
+    """The device that it replaces."""
     waits: list[Wait] = field(default_factory=list)
-    """In order; threads append to it."""
+    """In order. Several threads append to it."""
     replays: int = 0
     """How often a graph was launched."""
     pending: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
-    """By thread, copies to the host, from the second to the first, that nobody has waited for."""
+    """By thread, copies to the host that nobody has waited for yet: (target, numbers to copy)."""
     captures: dict[int, list[Any]] = field(default_factory=dict)
-    """By thread, the operations of the graph that it captures."""
+    """By thread, the operations of the graph being captured."""
 
     def waited(self, call: Callable[[], Any]) -> Counter[Wait]:
         before = len(self.waits)
@@ -153,7 +153,7 @@ class StandIn:
                 self.wait("boolean index")
 
     def _copy(self, operation: Any, args: Any, kwargs: Any) -> Any:
-        """Copy, from one device to another or on one."""
+        """Copy between devices, or within one."""
         if operation._schema.name == "aten::copy_":
             source, result = args[1], args[0]
             to_device = isinstance(result, NumbersOnDevice)
@@ -179,35 +179,35 @@ class StandIn:
 
 
 _current = StandIn(CUDA)
-"""The device that is in use."""
+"""The device in use."""
 
 
 class Stream:
-    """A stream, or the current one. Without a device, CUDA would take the thread's."""
+    """A stream, or the current stream. Without a device, CUDA would use the thread's device."""
 
     def __init__(self, device: torch.device) -> None:
         assert device == CUDA
 
     def wait_stream(self, other: "Stream") -> None:
-        """Do nothing, because all work is done at once."""
+        """Do nothing, because all work finishes immediately."""
 
 
 class Event:
-    """A point in the device's work for which the host can wait."""
+    """A point in the device's work that the host can wait for."""
 
     def record(self, stream: Stream) -> None:
-        """Note the work under way. Without a stream, CUDA takes that of the thread's device."""
+        """Note the current work. Without a stream, CUDA uses the stream of the thread's device."""
         self._copies = _current.pending.pop(threading.get_ident(), [])
 
     def synchronize(self) -> None:
-        """Wait until the noted work is done."""
+        """Wait for the noted work to finish."""
         _current.wait("event")
         for result, numbers in self._copies:
             result.copy_(numbers)
 
 
 class Graph:
-    """A CUDA graph: the operations of a capture, with the memory that they read and write."""
+    """A CUDA graph: the captured operations and the memory that they read and write."""
 
     _of_pools: ClassVar["WeakKeyDictionary[Any, WeakSet[Graph]]"] = WeakKeyDictionary()
 
@@ -231,7 +231,7 @@ class Graph:
 
 class NumbersOnDevice(Tensor):
     numbers: Tensor
-    """On the CPU."""
+    """The values, on the CPU."""
 
     @staticmethod
     def __new__(cls, numbers: Tensor) -> "NumbersOnDevice":
@@ -283,7 +283,7 @@ class NumbersOnDevice(Tensor):
 
 
 class _EveryOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees operations that have no tensor on the device yet, and may make one."""
+    """Intercepts operations that have no tensor on the device yet but may create one."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -293,7 +293,7 @@ class _EveryOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _every_operation() -> Iterator[None]:
-    # torch.tensor(..., device=) makes a tensor on the CPU first, and then moves it where we see it.
+    # torch.tensor(..., device=) creates a tensor on the CPU. We see the operation that moves it.
     torch._C._set_only_lift_cpu_tensors(True)
     try:
         with _EveryOperation():  # type: ignore[no-untyped-call]
@@ -304,7 +304,7 @@ def _every_operation() -> Iterator[None]:
 
 @contextmanager
 def stand_in(device: torch.device = CUDA) -> Iterator[StandIn]:
-    """Put a stand-in in a device's place, in this thread and in those that start in the block."""
+    """Replace a device with a stand-in, in this thread and in threads started in the block."""
     global _current
     _current = StandIn(device)
     run = threading.Thread.run
@@ -362,15 +362,15 @@ def _in_place_of_mps() -> Iterator[None]:
 
 
 def _open_on_the_host(file: Any, **options: Any) -> Any:
-    """Open weights on the CPU: safetensors writes to MPS from Rust, which no stand-in sees."""
+    """Open weights on the CPU, because safetensors writes to MPS from Rust, out of our sight."""
     return safe_open(file, **{**options, "device": "cpu"})
 
 
 def _check_devices(name: str, operation: Any, args: Any, kwargs: Any) -> None:
-    """Refuse tensors of two devices where CUDA does."""
+    """Raise an error for tensors on two devices where CUDA would."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if name in INDEXING and isinstance(args[0], NumbersOnDevice):
-        tensors = [args[0], *args[2:3]]  # indices may be anywhere
+        tensors = [args[0], *args[2:3]]  # indices may be on any device
     scalars = name in INDEXING or name == "aten::fill_" or torch.Tag.pointwise in operation.tags
     strangers = [
         tensor
@@ -394,16 +394,16 @@ def _numbers(leaf: Any) -> Any:
 
 
 def _laid_on_device(operation: Any, result: Any, ours: Sequence[NumbersOnDevice]) -> Any:
-    """Return results as tensors on the device; a tensor changed in place stays the same object."""
+    """Wrap results as tensors on the device. A tensor changed in place stays the same object."""
     known = {id(tensor.numbers): tensor for tensor in ours}
-    # A view of a tensor counts its versions, or not, as the tensor does.
+    # A view tracks versions only if its base tensor does.
     views = operation.is_view and ours
     mode = torch.inference_mode(ours[0].is_inference()) if views else nullcontext()
 
     def laid(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or isinstance(leaf, NumbersOnDevice):
             return leaf
-        # A conjugate is marked and not computed, and PyTorch does not look for the mark in here.
+        # resolve_conj: PyTorch only marks conjugates, and the stand-in would ignore the mark.
         return known[id(leaf)] if id(leaf) in known else NumbersOnDevice(leaf.resolve_conj())
 
     with mode:
@@ -415,7 +415,7 @@ def _float_product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _place() -> str:
-    """Return the innermost line of the engine on the stack."""
+    """Return the innermost line of the engine on the call stack."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         _, match, rest = frame.f_code.co_filename.partition("/trainers/engine/")

@@ -1,7 +1,7 @@
-"""The Cookbook's own entry points run unchanged on the embedded engine, and learn.
+"""The Cookbook's own entry points run unchanged on the embedded engine, and the model learns.
 
-``tinker_cookbook.rl.train.main`` and ``supervised.train.main`` are called as a user calls them;
-nothing of the Cookbook is patched.
+``tinker_cookbook.rl.train.main`` and ``supervised.train.main`` are called as users call them.
+Nothing in the Cookbook is patched.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ LOSSES = ["importance_sampling", "ppo", "cispo", "dro", "gspo"]
 
 
 async def speaks_evenly(client: Any, number: int) -> float:
-    """Make two calls; each earns the share of even characters in its reply."""
+    """Make two calls. The reward of each is the fraction of even characters in its reply."""
     messages = [user(f"go {number}")]
     for _ in range(2):
         text = await ask(client, *messages)
@@ -74,7 +74,7 @@ def test_every_loss_trains_and_resumes(tiny_model: str, tmp_path: Path, loss_fn:
 
 
 def test_rl_train_main_trains_off_policy_while_it_samples(tiny_model: str, tmp_path: Path) -> None:
-    # Since 0.6 its own loss is stable_reinforce, for which samples are recorded.
+    # Since Cookbook 0.6 the default loss is stable_reinforce, which needs recorded samples.
     overlapping: Any = rl_train.AsyncConfig(max_steps_off_policy=1, groups_per_batch=4)
     config = rl_config(tiny_model, tmp_path / "log", async_config=overlapping)
     with embedded_engine(tmp_path / "store", device="cpu"):
@@ -84,7 +84,9 @@ def test_rl_train_main_trains_off_policy_while_it_samples(tiny_model: str, tmp_p
     assert steps == [0, 1]
 
 
-def test_kl_penalties_are_computed_and_seeds_fix_the_run(tiny_model: str, tmp_path: Path) -> None:
+def test_kl_penalties_are_computed_and_seeds_reproduce_the_run(
+    tiny_model: str, tmp_path: Path
+) -> None:
     def run(name: str) -> list[dict[str, Any]]:
         reference = rl_train.KLReferenceConfig(base_model=tiny_model)
         penalty = {"kl_penalty_coef": 0.1, "kl_reference_config": reference}

@@ -1,4 +1,4 @@
-"""Parallel passes are bit-identical on any number of cores."""
+"""Parallel passes give bit-identical results on any number of cores."""
 
 import os
 import threading
@@ -23,11 +23,11 @@ from evert.trainers.engine.training.passes import Passes
 from evert.trainers.engine.training.trainer import Trainer
 
 
-def test_calls_run_concurrently_and_their_results_come_in_order() -> None:
+def test_calls_run_concurrently_and_their_results_are_in_order() -> None:
     together = threading.Barrier(3, timeout=60)
 
     def call(number: int) -> tuple[int, bool]:
-        together.wait()  # all three are here
+        together.wait()  # passes only if three calls run concurrently
         return number, threading.current_thread() is threading.main_thread()
 
     assert [*bounded_map(call, range(9), 3)] == [(number, False) for number in range(9)]
@@ -71,17 +71,17 @@ def test_the_number_of_lanes_is_the_cores_divided_by_the_threads(
 
 
 def _held() -> set[str]:
-    """Return the threads of this process, including those of system libraries."""
+    """Return the thread ids of this process, including threads of system libraries."""
     return set(os.listdir("/proc/self/task"))
 
 
-@pytest.mark.skipif(parallel._openmp() is None, reason="this PyTorch has another OpenMP")
-def test_idle_workers_hold_no_pytorch_threads(training: Any, monkeypatch: Patch) -> None:
+@pytest.mark.skipif(parallel._openmp() is None, reason="PyTorch uses a different OpenMP")
+def test_idle_workers_keep_no_pytorch_threads(training: Any, monkeypatch: Patch) -> None:
     during: list[set[str]] = []
     turn = Scheduler._turn
 
     def compute() -> None:
-        torch.set_num_threads(3)  # of the thread that this is called in
+        torch.set_num_threads(3)  # applies to the calling thread
         torch.ones(2**21).exp_()
         during.append(_held())
 
@@ -93,7 +93,7 @@ def test_idle_workers_hold_no_pytorch_threads(training: Any, monkeypatch: Patch)
     monkeypatch.setattr(scheduler, "_LINGER_SECONDS", 600)
     client = snapshot(training)
     worker = WorkerThread("tested")
-    work = (  # and how many threads of it stay: the sampler's own
+    work = (  # (call, number of threads that remain): only the sampler's thread stays
         (lambda: worker.submit(compute).result(), 0),
         (lambda: sequences(client, max_tokens=1), 1),
     )
@@ -108,7 +108,7 @@ def test_idle_workers_hold_no_pytorch_threads(training: Any, monkeypatch: Patch)
             assert len(born) >= stay + 1
             deadline = time.monotonic() + 60
             while len(born & _held()) > stay and time.monotonic() < deadline:
-                time.sleep(0.01)  # they end by themselves
+                time.sleep(0.01)  # they exit by themselves
             assert len(born & _held()) <= stay
     finally:
         torch.set_num_threads(before)
@@ -120,19 +120,19 @@ def thread_name(*_: object) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS[1:3])
-def test_a_training_pass_is_bit_identical_in_one_thread_and_in_several(
+def test_a_training_pass_is_bit_identical_with_one_thread_and_with_several(
     kind: str, tiny_model: str, monkeypatch: Patch
 ) -> None:
     model = model_of(kind, tiny_model)
     trainer = Trainer(model, load_tokenizer(tiny_model))
     data = [datum(n, n) for n in (60, 40, 3, 17, 17, 1, 52, 52)]
-    threads = spied(monkeypatch, Passes, "logprobs", thread_name)  # of each pass
+    threads = spied(monkeypatch, Passes, "logprobs", thread_name)  # the thread of each pass
     monkeypatch.setitem(prefill._CHUNK_TOKENS, "cpu", 64)
 
     def found(number: int) -> tuple[list[torch.Tensor], list[list[float]], dict[str, float], int]:
         monkeypatch.setattr(parallel, "cores", lambda: number * torch.get_num_threads())
         threads.clear()
-        for _ in range(2):  # the second adds to the first
+        for _ in range(2):  # the second adds to the gradient of the first
             output = trainer.forward_backward(trainer.read(data, "cross_entropy"))
         slopes = gradients(model)
         model.zero_grad()
@@ -157,7 +157,7 @@ LONG = [[1 + i, *range(3 * i, 3 * i + 20 + i % 5)] for i in range(60)]
     [(SHORT, 0, 3), (BEHIND_A_STEM, 0, 3), (LONG, 0, 0), (LONG, 12, 0)],
     ids=["short prompts", "behind a stem", "new prompts", "resumed prompts"],
 )
-def test_sampling_is_bit_identical_in_one_thread_and_in_several(
+def test_sampling_is_bit_identical_with_one_thread_and_with_several(
     prompts: list[list[int]], asked_before: int, steps: int, tiny_model: str, monkeypatch: Patch
 ) -> None:
     model = load_model(tiny_model, CPU, torch.float32)

@@ -1,4 +1,4 @@
-"""The engine's clients, in the SDK's place in this process, as the Cookbook calls them."""
+"""The engine's clients, used in place of the SDK's the way the Cookbook uses them."""
 
 import asyncio
 import gc
@@ -59,7 +59,7 @@ SdkServiceClient = tinker.ServiceClient
 PICTURE = types.ModelInput(chunks=[types.ImageChunk(data=b"", format="png", expected_tokens=1)])
 
 
-def test_the_block_replaces_the_sdks_classes_by_the_engines(tmp_path: Path) -> None:
+def test_the_block_replaces_the_sdks_classes_with_the_engines(tmp_path: Path) -> None:
     mine = python_types.ModuleType("some_users_module")
     mine.ServiceClient = SdkServiceClient  # type: ignore[attr-defined]
     sys.modules[mine.__name__] = mine
@@ -69,7 +69,7 @@ def test_the_block_replaces_the_sdks_classes_by_the_engines(tmp_path: Path) -> N
             assert issubclass(tinker.RestClient, rest_client.RestClient)
             assert sdk_module.ServiceClient is tinker.ServiceClient
             assert mine.ServiceClient is tinker.ServiceClient
-            # Code loaded inside may use the name in an annotation.
+            # Code loaded inside the block may use the name in an annotation.
             assert tinker.ServiceClient | None
             with pytest.raises(KeyError), embedded_engine(tmp_path / "inner"):
                 raise KeyError
@@ -83,7 +83,9 @@ def test_the_block_replaces_the_sdks_classes_by_the_engines(tmp_path: Path) -> N
         sys.modules.pop("loaded_inside", None)
 
 
-def test_leaving_the_block_ends_threads_and_clients(tmp_path: Path, tiny_model: str) -> None:
+def test_leaving_the_block_stops_threads_and_closes_clients(
+    tmp_path: Path, tiny_model: str
+) -> None:
     before = set(threading.enumerate())
     with embedded_engine(tmp_path):
         service: Any = tinker.ServiceClient()
@@ -104,7 +106,7 @@ def test_leaving_the_block_ends_threads_and_clients(tmp_path: Path, tiny_model: 
             call().result()
 
 
-def test_asynchronous_forms_do_not_warn(engine: Engine, tiny_model: str) -> None:
+def test_async_methods_do_not_warn(engine: Engine, tiny_model: str) -> None:
     async def work() -> None:
         service = tinker.ServiceClient(user_metadata={"a": "b"}, display_name="x", base_url=None)
         training = await service.create_lora_training_client_async(tiny_model, rank=4)
@@ -124,7 +126,7 @@ def test_asynchronous_forms_do_not_warn(engine: Engine, tiny_model: str) -> None
         asyncio.run(work())
 
 
-def test_calls_run_in_the_order_they_were_made(training: Any) -> None:
+def test_calls_run_in_the_order_in_which_they_were_made(training: Any) -> None:
     losses = []
     for _ in range(5):
         losses.append(training.forward_backward([datum()], "cross_entropy"))
@@ -266,20 +268,20 @@ def test_unpickled_clients_share_their_base(tmp_path: Path, tiny_model: str) -> 
         training = trainer_of(tiny_model)
         path = training.save_weights_for_sampler("x").result().path
         sent = [pickle.dumps(training.create_sampling_client(path)) for _ in range(2)]
-        gc.collect()  # none of them is known here any more: they come as from another process
+        gc.collect()  # drop the clients, as if the pickles came from another process
         first, second = map(pickle.loads, sent)
         assert first is not second
-        assert first.sampler.scheduler is second.sampler.scheduler  # there is one for each base
+        assert first.sampler.scheduler is second.sampler.scheduler  # there is one per base
 
 
-def test_the_same_seed_gives_the_same_run(tmp_path: Path, tiny_model: str) -> None:
+def test_the_same_seed_reproduces_the_run(tmp_path: Path, tiny_model: str) -> None:
     def run(seed: int) -> list[list[int]]:
         with embedded_engine(tmp_path, device="cpu", seed=seed):
             training = trainer_of(tiny_model)
             tokens = []
             for step in range(3):
                 tokens += [s.tokens for s in sequences(snapshot(training), count=3)]
-                train(training, step % 2)  # two snapshots are of the same weights
+                train(training, step % 2)  # 0, 1, 0 steps: the first two snapshots are equal
             return tokens
 
     first = run(1)
@@ -305,8 +307,8 @@ def test_an_unsupported_request_is_refused(engine: Engine, tiny_model: str, tmp_
     with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
         sampler_of(str(tmp_path))
     for name, text in (
-        ("/no/such/folder", "No folder '/no/such/folder' exists.*config.json"),
-        ("./models/mine", "No folder"),
+        ("/no/such/folder", "Folder '/no/such/folder' does not exist.*config.json"),
+        ("./models/mine", "does not exist"),
         ("nobody/nothing", "not in the local Hugging Face cache.*hf download"),
     ):
         with pytest.raises(ModelNotFoundError, match=text):
@@ -316,7 +318,7 @@ def test_an_unsupported_request_is_refused(engine: Engine, tiny_model: str, tmp_
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 @pytest.mark.parametrize(
     ("device", "text"),
-    [("cuda", "no CUDA here"), ("tpu", "'tpu' .*expected 'cpu', 'cuda', 'mps' or")],
+    [("cuda", "can't find a CUDA"), ("tpu", "'tpu' .*expected 'cpu', 'cuda', 'mps' or")],
 )
 def test_a_missing_device_is_refused(device: str, text: str, tmp_path: Path) -> None:
     engine = embedded_engine(tmp_path, device=device)
@@ -328,20 +330,22 @@ def test_a_missing_device_is_refused(device: str, text: str, tmp_path: Path) -> 
     ("gpus", "expected"),
     [(["cuda", "mps"], "cuda"), (["cuda"], "cuda"), (["mps"], "mps"), ([], "cpu")],
 )
-def test_auto_is_cuda_then_mps_then_cpu(gpus: list[str], expected: str, monkeypatch: Patch) -> None:
+def test_auto_prefers_cuda_then_mps_then_cpu(
+    gpus: list[str], expected: str, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in gpus)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in gpus)
     assert prepare_device("auto") == torch.device(expected)
 
 
-def test_threads_are_set_only_inside_the_block(tmp_path: Path) -> None:
+def test_the_thread_count_is_set_only_inside_the_block(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     with embedded_engine(tmp_path, threads=before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 
 
-def test_closing_the_engine_ends_a_pass_before_its_next_micro_batch(
+def test_closing_the_engine_stops_a_pass_before_its_next_micro_batch(
     tiny_model: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     begun, run = threading.Event(), Passes.logprobs
@@ -416,7 +420,7 @@ def test_saves_that_are_not_awaited_are_written_before_the_engine_closes(
             assert loss_of(again) == pytest.approx(expected, abs=1e-6)
 
 
-def test_an_interrupt_during_saves_names_the_dropped_ones(
+def test_an_interrupt_during_saves_lists_the_dropped_ones(
     tiny_model: str, tmp_path: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
     write = Trainer.save_weights
@@ -444,7 +448,7 @@ def test_an_interrupt_during_saves_names_the_dropped_ones(
     assert dropped == ["second", "third"]
 
 
-def test_closing_the_engine_names_failed_saves_that_were_not_awaited(
+def test_closing_the_engine_lists_failed_saves_that_were_not_awaited(
     tiny_model: str, tmp_path: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
     def full(self: Trainer, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Training holds no more in memory than there is room for."""
+"""Training never needs more memory than is available."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,11 +46,11 @@ DATA = [datum(n, n) for n in (60, 40, 3, 17, 17, 1)]
 class Device(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mock device that records its largest logits, refuses larger ones, and counts layers.
 
-    Layers are recognised by their activation: SiLU here, tanh in GPT-2's.
+    Layers are recognised by their activation function: SiLU here, tanh in GPT-2.
     """
 
     def __init__(self, most_elements: float = float("inf"), refuse_at: int = 0) -> None:
-        """``refuse_at`` is the layer, from 1, whose backward pass runs out of memory."""
+        """``refuse_at`` is the layer, counted from 1, whose backward pass runs out of memory."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.most_elements, self.refuse_at = most_elements, refuse_at
         self.largest_logits = self.refused = self.computed = self.differentiated = 0
@@ -90,7 +90,9 @@ def gradient(trainer: Trainer, data: Sequence[types.Datum] = DATA) -> list[torch
     return slopes
 
 
-def test_large_logits_are_never_held_whole(trainer: Trainer, monkeypatch: Patch) -> None:
+def test_large_logits_are_never_held_in_memory_as_a_whole(
+    trainer: Trainer, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(logits, "SLICE_BYTES", 4 * VOCABULARY * 33)
     with Device() as device:
         gradient(trainer)
@@ -147,7 +149,7 @@ def budget(
     lanes: int = 1,
     device: torch.device = CPU,
 ) -> PassBudget:
-    """Return the pass budget of a model of the size of Qwen3-0.6B."""
+    """Return the pass budget for a model the size of Qwen3-0.6B."""
     with patch.multiple(budgeting, free_bytes=lambda _: free, lanes=lambda _: lanes):
         config = QWEN(
             hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
@@ -165,7 +167,7 @@ def test_layers_are_recomputed_only_if_the_pass_would_not_fit_otherwise() -> Non
     assert budget(0, lengths) == PassBudget(256, checkpointing=True)
 
 
-def test_a_gpu_computes_fewer_tokens_at_a_time_before_it_recomputes_layers() -> None:
+def test_a_gpu_computes_fewer_tokens_per_pass_before_it_recomputes_layers() -> None:
     lengths = [500] * 100
     assert budget(2**40, lengths, device=CUDA) == PassBudget(8192, checkpointing=False)
     fewer = budget(2**35, lengths, device=CUDA)
@@ -190,7 +192,9 @@ def test_passes_run_in_parallel_if_they_and_their_gradients_fit() -> None:
     assert [part.parallel for part in budgets] == [2, 1]
 
 
-def test_the_free_memory_of_a_container_has_its_limit(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_free_memory_of_a_container_respects_its_limit(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     (tmp_path / "memory.max").write_text(f"{10**9}\n")
     (tmp_path / "memory.stat").write_text("anon 400000000\nfile 500000000\nslab_unreclaimable 1\n")
     monkeypatch.setattr(machine, "_CGROUP", tmp_path)
@@ -207,7 +211,9 @@ def test_the_free_memory_of_a_gpu_includes_unused_reserved_memory() -> None:
 
 
 @pytest.mark.parametrize(("recommended", "expected"), [(9000, 5200), (4000, 3900), (50, 0)])
-def test_mps_has_what_metal_recommends(recommended: int, expected: int, monkeypatch: Patch) -> None:
+def test_the_free_memory_of_mps_follows_metals_recommendation(
+    recommended: int, expected: int, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 5000)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: recommended)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 300)
@@ -215,7 +221,7 @@ def test_mps_has_what_metal_recommends(recommended: int, expected: int, monkeypa
     assert free_bytes(MPS) == expected
 
 
-def test_a_pass_that_does_not_fit_runs_in_parts(trainer: Trainer, monkeypatch: Patch) -> None:
+def test_a_pass_that_does_not_fit_is_split(trainer: Trainer, monkeypatch: Patch) -> None:
     passes = spied(monkeypatch, Passes, "logprobs")
     first, both = [datum(30, 9)], (datum(30, 9), *DATA)
     expected = gradient(trainer, both)
@@ -231,7 +237,7 @@ def test_a_pass_that_does_not_fit_runs_in_parts(trainer: Trainer, monkeypatch: P
     assert same(gradients(trainer.model), expected, 1e-4)
     trainer.model.zero_grad()
     trainer.forward_backward(trainer.read(first, "cross_entropy"))
-    # This fails in the backward pass, when some layers already have their gradient.
+    # Now memory runs out in the backward pass, when some layers already have their gradient.
     with Device(refuse_at=2) as layers:
         trainer.forward_backward(trainer.read(DATA, "cross_entropy"))
     assert layers.differentiated > 2
@@ -242,10 +248,10 @@ def test_a_datum_that_never_fits_is_refused_with_what_to_do(trainer: Trainer) ->
     before = weights(trainer.model)
     with (
         Device(most_elements=10),
-        pytest.raises(TrainingError, match=r"cpu has too little memory for a pass over 60 tokens"),
+        pytest.raises(TrainingError, match=r"cpu does not have enough memory for .* 60 tokens"),
     ):
         trainer.forward_backward(trainer.read(DATA, "cross_entropy"))
-    with pytest.raises(TrainingError, match="pass before it failed"):
+    with pytest.raises(TrainingError, match="previous pass failed"):
         trainer.optim_step(ADAM)
     assert same(weights(trainer.model), before)
 

@@ -1,4 +1,4 @@
-"""While the engine is in use, this process can reach only allowed hosts and this machine."""
+"""While the engine is in use, this process can reach only this machine and allowed hosts."""
 
 import asyncio
 import multiprocessing
@@ -35,10 +35,10 @@ from evert.trainers.engine.embedded import embedded_engine
 
 WAS_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE
 OUTSIDE = ("192.0.2.1", 80)
-"""An address reserved for documentation: nobody answers there."""
+"""An address reserved for documentation, where nothing answers."""
 
 
-def test_no_way_to_connect_reaches_another_machine() -> None:
+def test_other_machines_cannot_be_reached_by_any_kind_of_connection() -> None:
     kind = socket.SOCK_DGRAM
     with (
         no_network(),
@@ -59,13 +59,13 @@ def test_no_way_to_connect_reaches_another_machine() -> None:
                 other.submit(way).result()
         with pytest.raises(NetworkRefusedError):
             asyncio.run(asyncio.open_connection(*OUTSIDE))
-        with pytest.raises(NetworkRefusedError) as caught:  # at once, and not retried
+        with pytest.raises(NetworkRefusedError) as caught:  # immediately, without a retry
             httpx.get("http://example.com")
-    # Outside of agents, the error mentions only the engine.
+    # Outside an agent, the error mentions only the engine.
     assert str(caught.value).endswith("or add the host to `allow_hosts`.")
 
 
-def test_names_of_other_machines_are_refused_before_a_look_up() -> None:
+def test_names_of_other_machines_are_refused_before_any_lookup() -> None:
     with no_network():
         for other in ("example.com", b"example.com", "192.0.2.1", "2001:db8::1"):
             with pytest.raises(NetworkRefusedError):
@@ -90,7 +90,7 @@ def test_connections_within_this_machine_work(kind: str, tmp_path: Path) -> None
             assert client.recv(5) == b"hello"
 
 
-def test_the_sdks_own_clients_are_refused_at_once(engine: Engine, monkeypatch: Any) -> None:
+def test_the_sdks_own_clients_are_refused_immediately(engine: Engine, monkeypatch: Any) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-not-a-key")
     monkeypatch.delenv("TINKER_BASE_URL", raising=False)
     assert SdkServiceClient is not tinker.ServiceClient
@@ -101,7 +101,7 @@ def test_the_sdks_own_clients_are_refused_at_once(engine: Engine, monkeypatch: A
 
 
 def ask_as_a_child(_: object = None) -> tuple[list[str], str]:
-    """Ask for a sampling client; return the hosts that were looked up, and the error."""
+    """Create a sampling client; return the hosts that were looked up, and the error."""
     hosts: list[str] = []
     errors: list[str] = []
 
@@ -116,7 +116,7 @@ def ask_as_a_child(_: object = None) -> tuple[list[str], str]:
             errors.append(f"{type(error).__name__}: {error}")
 
     socket.getaddrinfo = refuse
-    asking = threading.Thread(target=ask, daemon=True)  # the SDK tries again for minutes
+    asking = threading.Thread(target=ask, daemon=True)  # the SDK would retry for minutes
     asking.start()
     asking.join(30)
     return hosts, "".join(errors)
@@ -138,9 +138,9 @@ def test_a_child_process_looks_up_no_host_and_gets_an_error_with_what_to_do(
         monkeypatch.setenv("HOME", str(tmp_path))  # no stored key
     else:
         monkeypatch.setenv("TINKER_API_KEY", key)
-    advice = "serves only that process. Pass a sampling client to this process as an argument"
+    advice = "available in that process. Pass a sampling client to this process as an argument"
     contexts = [multiprocessing.get_context(how) for how in ("forkserver", "spawn")]
-    with contexts[0].Pool(1) as early:  # its fork server has the environment of before
+    with contexts[0].Pool(1) as early:  # starts the fork server before the engine
         early.apply(os.getpid)
     with embedded_engine(tmp_path, device="cpu", threads=1):
         for context in contexts:
@@ -170,7 +170,7 @@ def test_a_forked_child_learns_that_the_engine_is_gone(tmp_path: Path, tiny_mode
             lambda: asyncio.run(loading.result_async()),
         ]
         for way in ways:
-            assert _error_in_a_fork(way).startswith("EngineClosedError: This process is a fork of")
+            assert _error_in_a_fork(way).startswith("EngineClosedError: This process was forked")
         assert _error_in_a_fork(engine.close) == ""
         busy.set()
         assert training.save_state("x").result().path
@@ -204,7 +204,7 @@ def test_allowed_hosts_and_their_addresses_can_be_reached(monkeypatch: Patch) ->
         assert not network_is_refused("192.0.2.1")
         with pytest.raises(NetworkRefusedError):
             socket.getaddrinfo("other.example", 80)
-    # Nested blocks must all allow a host.
+    # With nested blocks, every block must allow the host.
     with no_network(allow_hosts=("a", "b")), no_network(allow_hosts=("b", "c")):
         assert [network_is_refused(host) for host in "abc"] == [True, False, True]
 
@@ -218,7 +218,7 @@ def test_the_hub_is_in_offline_mode_unless_it_is_allowed() -> None:
         assert huggingface_hub.constants.HF_HUB_OFFLINE == WAS_OFFLINE
 
 
-def test_leaving_the_last_block_restores_everything(monkeypatch: Patch) -> None:
+def test_leaving_the_outermost_block_restores_everything(monkeypatch: Patch) -> None:
     def state() -> tuple[Any, ...]:
         prepare = multiprocessing.spawn.get_preparation_data
         here = (socket.getaddrinfo, prepare, dict(vars(socket.socket)))
@@ -253,16 +253,16 @@ async def ask_openai_async() -> None:
 
 
 @pytest.mark.parametrize("ask", [ask_openai, ask_anthropic, ask_openai_async])
-async def test_a_call_to_another_model_is_a_400_that_names_both(ask: Any) -> None:
+async def test_a_call_to_another_model_is_a_400_that_names_both_models(ask: Any) -> None:
     with no_network(), pytest.raises(AgentError) as caught:
         await ChatAgentEnv(ask).initial_observation()
     assert type(caught.value).__name__ == "AgentError.BadRequestError"
-    assert "The agent asked for 'gpt-5.2'; the policy is called 'policy'." in str(caught.value)
+    assert "The agent requested 'gpt-5.2'; the policy is called 'policy'." in str(caught.value)
     assert "policy_names='gpt-5.2'" in str(caught.value)
     assert "allow_hosts" not in str(caught.value)
 
 
-async def test_a_client_that_cannot_be_taken_over_gets_an_error_with_the_alternative() -> None:
+async def test_a_client_that_cannot_be_intercepted_gets_an_error_with_an_alternative() -> None:
     def agent() -> None:
         urllib.request.urlopen("http://api.openai.com/v1/chat/completions", b"{}")
 

@@ -1,4 +1,4 @@
-"""Stand-ins: a script that names a model of the Hub runs on a local model, and a log says so."""
+"""Stand-ins: a script that uses a Hub model runs with a local model instead, which is logged."""
 
 import logging
 from pathlib import Path
@@ -30,7 +30,7 @@ SOME = {"Qwen/*-20q": "evert-tiny-20q", "Qwen/*": "evert-tiny"}
         ({"*": "evert-tiny"}, str(base_path()), str(base_path())),
     ],
 )
-def test_the_first_matching_pattern_counts_unless_the_model_is_local(
+def test_the_first_matching_pattern_wins_unless_the_model_is_local(
     patterns: dict[str, str], name: str, expected: str
 ) -> None:
     assert StandIns(patterns).of(name) == expected
@@ -45,7 +45,7 @@ def test_a_replaced_name_is_logged_once(caplog: Logs) -> None:
     assert warnings[0].startswith("evert-tiny STANDS IN FOR Qwen/Qwen3-8B (stand_ins)")
 
 
-def test_only_inside_the_block_look_ups_by_name_find_the_stand_in(tmp_path: Path) -> None:
+def test_lookups_by_name_find_the_stand_in_only_inside_the_block(tmp_path: Path) -> None:
     before = tokenizer_utils.get_tokenizer, model_info.get_model_attributes
     method = vars(AutoTokenizer)["from_pretrained"]
     with embedded_engine(tmp_path, device="cpu", stand_ins={"*/*": "evert-tiny"}):
@@ -68,7 +68,7 @@ def test_a_chat_format_without_tokens_becomes_the_stand_ins(tmp_path: Path, capl
         colons = renderers.get_renderer("role_colon", tokenizer)
         assert colons.get_stop_sequences() == ["\n\nUser:"]
     assert caplog.text.count("qwen3_instruct STANDS IN FOR the chat format llama3") == 1
-    with embedded_engine(tmp_path, device="cpu"):  # without a stand-in it is an error
+    with embedded_engine(tmp_path, device="cpu"):  # without a stand-in, this is an error
         renderer = renderers.get_renderer("llama3", tokenizer_utils.get_tokenizer("evert-tiny"))
         with pytest.raises(ValueError, match="too many values"):
             renderer.get_stop_sequences()
@@ -84,14 +84,14 @@ def test_a_stand_in_keeps_the_attributes_of_the_name(tiny_model: str, tmp_path: 
             model_info.get_model_attributes("meta-llama/none")
     with pytest.raises(ValueError, match="org/model"):
         model_info.get_model_attributes("evert-tiny-20q")
-    # A folder may be a stand-in, too, and keeps the name's chat format.
+    # A stand-in may also be a folder, and keeps the chat format that belongs to the name.
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": tiny_model}):
         assert len(tokenizer_utils.get_tokenizer(NAMED)) == 262
         assert model_info.get_recommended_renderer_name(NAMED) == "qwen3"
 
 
 @pytest.mark.parametrize("missing", ["evert-tinny", "./nowhere", "nobody/has-it"])
-def test_a_missing_stand_in_is_an_error_at_once(missing: str, tmp_path: Path) -> None:
+def test_a_missing_stand_in_is_reported_immediately(missing: str, tmp_path: Path) -> None:
     engine = embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": missing})
     text = f"stand_ins maps 'Qwen/\\*' to '{missing}'"
     with pytest.raises(ModelNotFoundError, match=text), engine:

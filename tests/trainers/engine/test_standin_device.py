@@ -1,7 +1,7 @@
-"""The engine on a GPU, mostly tested without one (``standin.py``).
+"""The engine on a GPU, mostly tested without one (see ``standin.py``).
 
-It runs under the rules of CUDA or MPS, with the engine's settings for that device, and gives the
-results of a CPU. On a machine with a GPU, the GPU is compared with the CPU.
+It runs under the rules of CUDA or MPS with the engine's settings for that device, and its results
+must match a CPU's. On a machine with a GPU, the real GPU is compared with the CPU.
 """
 
 import json
@@ -92,7 +92,7 @@ MODES = pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @standin_only
 @MODES
 @pytest.mark.parametrize("case", REFUSED)
-def test_the_stand_in_refuses_what_cuda_refuses(case: str, mode: Callable[[], Any]) -> None:
+def test_the_stand_in_refuses_whatever_cuda_refuses(case: str, mode: Callable[[], Any]) -> None:
     with stand_in(), mode():
         error = error_of(REFUSED[case])
     assert any(word in error for word in ("cpu", "numpy", "CUDA's"))
@@ -101,7 +101,7 @@ def test_the_stand_in_refuses_what_cuda_refuses(case: str, mode: Callable[[], An
 @standin_only
 @MODES
 @pytest.mark.parametrize("case", ALLOWED)
-def test_the_stand_in_counts_what_the_host_waits_for(case: str, mode: Callable[[], Any]) -> None:
+def test_the_stand_in_counts_when_the_host_waits(case: str, mode: Callable[[], Any]) -> None:
     call, expected = ALLOWED[case]
     with stand_in() as device, mode():
         x = HOST.to(CUDA)
@@ -114,7 +114,9 @@ def test_the_stand_in_counts_what_the_host_waits_for(case: str, mode: Callable[[
 @standin_only
 @MODES
 @pytest.mark.parametrize("case", REFUSED_BY_MPS)
-def test_the_stand_in_refuses_what_mps_refuses_or_computes_wrongly(case: str, mode: Any) -> None:
+def test_the_stand_in_refuses_whatever_mps_refuses_or_computes_wrongly(
+    case: str, mode: Any
+) -> None:
     with stand_in(MPS), mode():
         error = error_of(REFUSED_BY_MPS[case], MPS)
     assert any(word in error for word in ("MPS", "CUDA's"))
@@ -126,7 +128,7 @@ def test_non_blocking_copies_from_mps_do_not_arrive(mode: Callable[[], Any]) -> 
     with stand_in(MPS), mode():
         x = HOST.to(MPS)
         assert torch.equal(x.cpu(), HOST)
-        assert not x.to("cpu", non_blocking=True).any()  # nothing has arrived
+        assert not x.to("cpu", non_blocking=True).any()  # the copy has not arrived
 
 
 @standin_only
@@ -175,8 +177,8 @@ class Setup:
 
     Attributes:
         family: The architecture in transformers.
-        whole: Whether all weights are trained, rather than an adapter.
-        dtype: The engine's setting; None for its default, which is bfloat16 for adapters on CUDA.
+        whole: Whether all weights are trained instead of an adapter.
+        dtype: The engine's setting, or None for the default (bfloat16 for adapters on CUDA).
         device: The device that is compared with the CPU.
     """
 
@@ -187,13 +189,13 @@ class Setup:
 
     @property
     def on_cpu(self) -> str:
-        """The dtype to set on the CPU to match the device's default."""
+        """The dtype to set on the CPU so that it matches the device's default."""
         is_exact = self.whole or self.device == MPS
         return self.dtype or ("float32" if is_exact else "bfloat16")
 
     @property
     def tolerance(self) -> float:
-        """Tolerance of log-probabilities: bfloat16 has 8 bits, which layers round differently."""
+        """Tolerance of log-probabilities. bfloat16 has 8 bits, and layers round differently."""
         return 1e-4 if self.on_cpu == "float32" else 0.1
 
 
@@ -211,11 +213,11 @@ SETUPS = {
 
 @dataclass
 class Scene:
-    """An engine in use, and the results of earlier stages.
+    """A running engine, and the results of earlier stages.
 
     Attributes:
         folder: The base model's folder.
-        exact: Whether another device draws the same tokens.
+        exact: Whether the other device draws the same tokens.
     """
 
     folder: str
@@ -227,11 +229,11 @@ class Scene:
         self.sampler = snapshot(self.training)
 
     def replies(self, requests: Sequence[tuple[Any, list[int], types.SamplingParams]]) -> list[Any]:
-        """Sample replies to prompts of several clients concurrently.
+        """Sample replies to the prompts of several clients concurrently.
 
         Returns:
-            The differences between their log-probabilities and those of scoring; and, if another
-            device must draw the same tokens, the tokens and log-probabilities.
+            The differences between their log-probabilities and those from scoring. If the other
+            device must draw the same tokens, also the tokens and log-probabilities.
         """
         futures = [client.sample(given(prompt), 2, params) for client, prompt, params in requests]
         scored = [
@@ -255,7 +257,7 @@ def how(**options: Any) -> types.SamplingParams:
 
 
 def datum(number: int, loss: str) -> types.Datum:
-    """Return a datum of a row of ``ROWS`` for a loss, with all tokens marked as sampled."""
+    """Return a datum for a loss from a row of ``ROWS``, with all tokens marked as sampled."""
     row, length = ROWS[number], len(ROWS[number]) - 1
     noise = NOISE[number][:, :length]
     tensors = {"logprobs": noise[0] - 4, "advantages": noise[1], "weights": np.ones_like(noise[0])}
@@ -275,7 +277,7 @@ def logprobs_of(output: Any) -> list[Any]:
 
 
 def train(training: Any, loss: str = "cross_entropy") -> list[Any]:
-    """Take a step; return the log-probabilities before it, and the norm of the gradient."""
+    """Take a step; return the log-probabilities before the step and the norm of the gradient."""
     data = [datum(number, loss) for number in range(len(ROWS))]
     before = logprobs_of(training.forward_backward(data, loss).result())
     return [*before, training.optim_step(STEP).result().metrics["optim/grad_norm"] / 100]
@@ -369,7 +371,7 @@ def make_model(family: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", each([*SETUPS], by_day=[*[*SETUPS][:2], "an adapter on MPS"]))
-def test_a_gpu_computes_what_the_cpu_computes(name: str, tmp_path: Path) -> None:
+def test_a_gpu_computes_the_same_as_the_cpu(name: str, tmp_path: Path) -> None:
     setup, folder = SETUPS[name], tmp_path / "model"
     make_model(setup.family, folder)
     exact = setup.on_cpu == "float32"
@@ -399,11 +401,11 @@ def test_the_host_waits_once_per_step_for_all_rows(tiny_model: str, tmp_path: Pa
             longer = shape.model_copy(update={"max_tokens": length})
             return device.waited(lambda: client.sample(given(ROWS[0]), rows, longer).result())
 
-        waits(2, 2)  # The prompt is cached from here on.
+        waits(2, 2)  # From now on, the prompt is cached.
         for rows in (2, 16):
             steps = 4
             more = waits(rows, 3 + steps) - waits(rows, 3)
-            assert sum(more.values()) <= steps, more  # for the tokens and their log-probabilities
+            assert sum(more.values()) <= steps, more  # tokens and log-probabilities in one
 
 
 @standin_only
@@ -418,6 +420,7 @@ def test_a_gpu_does_not_run_the_last_token_of_a_reply() -> None:
 
 
 @standin_only
+@pytest.mark.nightly
 def test_the_gpu_benchmark_names_the_stand_in(tmp_path: Path, capsys: Shown) -> None:
     threads = torch.get_num_threads()
     try:
@@ -428,5 +431,5 @@ def test_the_gpu_benchmark_names_the_stand_in(tmp_path: Path, capsys: Shown) -> 
     assert "a stand-in on the CPU" in report["machine"]["device"]
     rows = {row["what"]: row for row in report["rows"]}
     assert rows["small: the host waits"]["engine"] == "1.0 times per token"
-    assert rows["a run of the game identity"]["engine"] == "left out: no GPU"
+    assert rows["a run of the identity game"]["engine"] == "skipped: no GPU"
     assert "| gradient of gspo, bfloat16 |" in (tmp_path / "gpu.md").read_text()

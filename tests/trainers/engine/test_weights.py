@@ -1,4 +1,4 @@
-"""``TinkerModel``: frozen models that are sampled from weights, by name or path."""
+"""``TinkerModel``: frozen models sampled from weights that are given by name or path."""
 
 import asyncio
 import math
@@ -25,7 +25,7 @@ GAME = [{"role": "user", "content": "Let's play a game. Say you are 7."}]
 
 
 class Asking:
-    """An agent that asks the simulated user twice, and sends its replies to the policy."""
+    """An agent that calls the simulated user twice and sends the replies to the policy."""
 
     def __init__(self, messages: list[dict[str, str]] = GAME, **fields: Any) -> None:
         self.messages, self.fields = messages, fields
@@ -56,7 +56,9 @@ async def saved(name: str) -> str:
     return str((await (await client.save_weights_for_sampler_async("kept"))).path)
 
 
-async def test_saved_weights_answer_by_path_or_folder(engine: Engine, tmp_path: Path) -> None:
+async def test_saved_weights_answer_when_given_by_path_or_folder(
+    engine: Engine, tmp_path: Path
+) -> None:
     base, by_path, by_folder = Asking(), Asking(), Asking()
     path = await saved("evert-tiny")
     folder = engine.store.folder(path)
@@ -67,7 +69,7 @@ async def test_saved_weights_answer_by_path_or_folder(engine: Engine, tmp_path: 
     await play(by_path, TinkerModel(model_path=path, temperature=0))
     assert base.texts == by_path.texts == by_folder.texts
     assert base.texts[0] == base.texts[1] != ""
-    assert len(trajectory.transitions) == 1  # the policy's own
+    assert len(trajectory.transitions) == 1  # only the policy's call
     assert base.replies[0].usage.prompt_tokens == 21
 
 
@@ -84,7 +86,9 @@ async def test_a_frozen_models_seed_determines_its_replies(engine: Engine) -> No
     assert first[0] != first[1]
 
 
-async def test_a_frozen_model_may_have_another_chat_format_than_the_policy(engine: Engine) -> None:
+async def test_a_frozen_model_may_use_a_different_chat_format_than_the_policy(
+    engine: Engine,
+) -> None:
     plain, other = Asking(), Asking()
     renderer = get_renderer("role_colon", base_tokenizer(), model_name="evert-tiny")
     frozen = TinkerModel("evert-tiny", temperature=0)
@@ -94,10 +98,12 @@ async def test_a_frozen_model_may_have_another_chat_format_than_the_policy(engin
     assert plain.texts == other.texts != worse.texts
 
 
-async def test_without_a_template_a_renderer_is_needed(engine: Engine, tiny_model: str) -> None:
+async def test_a_model_without_a_template_needs_a_renderer(engine: Engine, tiny_model: str) -> None:
     with pytest.raises(RendererMismatchError, match="has no chat template"):
         await open_weights(TinkerModel(tiny_model))
-    with pytest.raises(InvalidModelError, match="names no renderer for the model 'nobody/knows'"):
+    with pytest.raises(
+        InvalidModelError, match="recommend a renderer for the model 'nobody/knows'"
+    ):
         model_renderer("nobody/knows")
     assert type(model_renderer("evert-tiny-20q")).__name__ == "Qwen3InstructRenderer"
     weights = await open_weights(TinkerModel(tiny_model, renderer_name="qwen3"))
@@ -117,7 +123,9 @@ async def test_a_reply_ends_at_the_tightest_limit(engine: Engine, tiny_model: st
         assert {reply.usage.completion_tokens for reply in agent.replies} <= {1, 2, 3}
 
 
-async def test_a_prompt_that_leaves_no_room_is_a_400(engine: Engine, tiny_model: str) -> None:
+async def test_a_prompt_that_leaves_no_room_for_a_reply_is_a_400(
+    engine: Engine, tiny_model: str
+) -> None:
     async def long(client: Any) -> float:
         with pytest.raises(openai.BadRequestError, match="tokens > 511 maximum") as caught:
             await ask(client, "a" * 600, model="user")
@@ -135,7 +143,7 @@ SILENT = tinker.types.GetServerCapabilitiesResponse(supported_models=[OTHER])
 @pytest.mark.parametrize(
     "answer", [{"side_effect": tinker.TinkerError("not here")}, {"return_value": SILENT}]
 )
-def test_a_service_that_reports_no_context_length_has_none(answer: Any) -> None:
+def test_the_context_length_is_none_if_the_service_reports_no_length(answer: Any) -> None:
     service = Mock()
     service.get_server_capabilities.configure_mock(**answer)
     assert context_length_of(service, "m") is None
@@ -154,9 +162,9 @@ async def test_all_envs_of_an_engine_share_a_client(tmp_path: Path) -> None:
     assert clients[0] is not clients[1]
 
 
-async def test_weights_that_could_not_be_opened_can_be_opened_later(engine: Engine) -> None:
+async def test_weights_that_failed_to_open_can_be_opened_later(engine: Engine) -> None:
     model = TinkerModel(model_path="tinker://run/sampler_weights/kept")
-    with pytest.raises(CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="was not found"):
         await open_weights(model)
     folder = engine.store.folder(await saved("evert-tiny"))
     target = engine.store.folder(str(model.model_path))
@@ -165,7 +173,7 @@ async def test_weights_that_could_not_be_opened_can_be_opened_later(engine: Engi
     assert (await open_weights(model)).context_length == 8192
 
 
-def test_a_tinker_model_pickles() -> None:
+def test_a_tinker_model_can_be_pickled() -> None:
     model = TinkerModel("evert-tiny", temperature=0.5)
     assert pickle.loads(pickle.dumps(model)) == model
 

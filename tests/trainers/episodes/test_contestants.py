@@ -1,4 +1,4 @@
-"""Contestants of an evaluation, found by name; endpoints; seeds that determine replies."""
+"""Contestants of an evaluation, looked up by name; endpoints; seeds that determine the replies."""
 
 import json
 import re
@@ -28,14 +28,14 @@ SHORT = "evert.envs.twenty_questions.player:short_twenty_questions_agent"
 
 
 def found(name: str, given: Any = QUESTIONS, **settings: Any) -> Contestant:
-    """Return the contestant of this name in an evaluation with these settings."""
+    """Look up a contestant by name in an evaluation with these settings."""
     chosen = EvaluateSettings(**{"models": ("x",), **given, **settings})
     return find(name, prepare(chosen, [name]))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Write the records of an identity run's checkpoints; return its folder."""
+    """Write the checkpoint records of an identity run and return its folder."""
     settings = {"env": "identity", "agent": "evert.envs.identity:identity_agent", "max_tokens": 9}
     settings["train_tasks"] = "evert.envs.identity:TRAIN_TASKS"
     folder = tmp_path / "run"
@@ -68,7 +68,7 @@ def test_a_base_plays_the_agent_that_it_was_trained_for(tiny_model: str) -> None
     assert found("openai:gpt-5-mini").agent.endswith(":twenty_questions_agent")
 
 
-def test_a_run_plays_its_last_weights_or_those_of_a_step_with_its_token_cap(run: Path) -> None:
+def test_a_run_plays_its_last_weights_or_those_of_a_step_with_its_token_limit(run: Path) -> None:
     last, early = found(str(run)), found(f"{run}@10")
     assert (last.name, last.max_tokens) == (str(run), 9)
     assert isinstance(last.model, ModelRef)
@@ -77,14 +77,16 @@ def test_a_run_plays_its_last_weights_or_those_of_a_step_with_its_token_cap(run:
     assert paths == ["tinker://r/sampler_weights/final", "tinker://r/sampler_weights/10"]
 
 
-def test_a_run_plays_the_named_game_or_agent_instead_of_its_own(run: Path) -> None:
+def test_a_run_can_play_another_game_or_agent(run: Path) -> None:
     own = {"agent": f"{__name__}:searching", "test_tasks": "evert.envs.identity:TEST_TASKS"}
     assert found(str(run)).agent == SHORT
     assert found(str(run), search=True).agent == SHORT.replace(":", ":searching_")
     assert [found(name, own).agent for name in (str(run), "evert-tiny")] == [own["agent"]] * 2
 
 
-def test_device_threads_renderer_and_cap_come_from_the_evaluations_settings(run: Path) -> None:
+def test_device_threads_renderer_and_token_limit_come_from_the_evaluations_settings(
+    run: Path,
+) -> None:
     record = json.loads((run / "run.json").read_text())
     record["settings"] |= {"device": "cuda", "threads": 7, "renderer_name": "role_colon"}
     (run / "run.json").write_text(json.dumps(record))
@@ -109,14 +111,14 @@ def test_a_digest_depends_on_the_weights_and_not_on_their_path(run: Path) -> Non
     assert found(str(moved)).digest != before
 
 
-def test_the_path_of_a_run_may_have_an_at_sign(run: Path) -> None:
+def test_the_path_of_a_run_may_contain_an_at_sign(run: Path) -> None:
     digests = [found(name).digest for name in (str(run), f"{run}@10")]
     (home := run.parent / "me@example.org").mkdir()
     for name in ("run", "run@10", "run@x=1"):
         moved = run = run.rename(home / name)
         assert [found(str(moved)).digest, found(f"{moved}@10").digest] == digests
         assert pin_steps({"judge": str(moved)}, {}) == {"judge": f"{moved}@20"}
-    with pytest.raises(ModelNameError, match=f"{run}@12: the run in {run} has no weights after"):
+    with pytest.raises(ModelNameError, match=f"{run}@12: the run in {run} has no weights for"):
         found(f"{run}@12")
 
 
@@ -157,14 +159,14 @@ def test_every_contestant_has_its_own_digest() -> None:
         ("oracel", r"Did you mean oracle\?"),
         ("evert-tyni", r"Did you mean evert-tiny\?"),
         ("RUNn", r"Did you mean /.*/run\?"),
-        ("RUN@12", "no weights after step 12; it has weights after 10, 20"),
+        ("RUN@12", "no weights for step 12, only for 10, 20"),
         ("tinker://abc/sampler_weights/final", "model_name=Qwen/Qwen3-8B"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_valid_names(run: Path, name: str, said: str) -> None:
     with pytest.raises(ModelNameError, match=said):
         found(name.replace("RUN", str(run)))
-    with pytest.raises(ModelNameError, match=r"guess_number has no player 'random'.*it has none"):
+    with pytest.raises(ModelNameError, match=r"guess_number has no player 'random'.*no players"):
         found("random", {"env": "guess_number"})
     (run / "checkpoints.jsonl").unlink()
     with pytest.raises(ModelNameError, match="has no weights yet"):
@@ -173,7 +175,7 @@ def test_an_unknown_name_is_refused_with_the_valid_names(run: Path, name: str, s
 
 @pytest.fixture
 def endpoint() -> Iterator[SimpleNamespace]:
-    """Yield an endpoint: its replies, the requests that it got, and its address."""
+    """Yield an endpoint with its address, its replies, and the requests that it received."""
     made = SimpleNamespace(replies=[], asked=[])
 
     def reply(body: dict[str, Any], key: str) -> dict[str, Any]:
@@ -213,7 +215,7 @@ async def three_calls(client: Any) -> float:
 
 
 @pytest.mark.parametrize(("cap", "sent"), [(12, [12, 4, 12]), (None, [None, 4, 40])])
-async def test_an_endpoint_gets_the_temperature_and_the_smaller_cap(
+async def test_an_endpoint_receives_the_temperature_and_the_smaller_token_limit(
     endpoint: SimpleNamespace, cap: int | None, sent: list[int | None]
 ) -> None:
     endpoint.replies = [{"content": "something"}] * 3
@@ -233,21 +235,21 @@ async def test_a_player_without_a_model_that_calls_one_gets_an_error() -> None:
         await env.close()
 
 
-def test_equal_images_have_equal_seeds_and_different_images_different_ones() -> None:
+def test_equal_images_give_equal_seeds_and_different_images_different_ones() -> None:
     def seed(*images: bytes) -> int:
         chunks: list[Any] = [tinker.EncodedTextChunk(tokens=[1, 2])]
         chunks += [ImageChunk(data=data, format="png") for data in images]
         client: Any = None
         return SeededPolicy(client, 12, 1.0, 7)._seed_of(tinker.ModelInput(chunks=chunks))
 
-    same = bytes(bytearray(b"a picture"))  # equal, and another object: pickle tells them apart
+    same = bytes(bytearray(b"a picture"))  # equal, but pickled differently
     once = seed(b"a picture", b"a picture")
     assert once == seed(b"a picture", same)
     assert len({once, seed(b"a picture"), seed(b"a picture", b"another")}) == 3
 
 
 @pytest.mark.usefixtures("engine")
-async def test_a_seed_determines_a_reply_whatever_else_is_sampled() -> None:
+async def test_a_seed_determines_a_reply_regardless_of_what_else_is_sampled() -> None:
     client = tinker.ServiceClient().create_sampling_client(base_model=BASE_MODEL)
 
     async def tokens(seed: int) -> list[list[int]]:

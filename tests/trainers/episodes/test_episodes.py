@@ -1,4 +1,4 @@
-"""Episodes, planned and played; held-out tasks before and after training."""
+"""Planning and playing episodes, and scoring held-out tasks before and after training."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ def test_every_task_of_every_split_is_planned_with_every_seed() -> None:
     assert [episode.category for episode, _ in found][::2] == ["", "letter", ""]
     assert {episode.key[0] for episode, _ in found} == {"d"}
     ours, theirs = ([e.draws for e, _ in plan_episodes(m, m, TASKS, range(4))] for m in ("m", "n"))
-    assert len({*ours}) == len(ours)  # other draws for each task and seed, whatever the model
+    assert len({*ours}) == len(ours)  # draws differ by task and seed, but not by model
     assert ours == theirs
     assert all(0 <= draws < 2**31 for draws in ours)
 
@@ -84,13 +84,13 @@ async def test_an_episode_has_its_reward_turns_and_transcript_and_a_dialogue_on_
     assert episode.transcript == "said hello"
     assert episode.dialogue == []
     (episode,) = await play(plan("hello"), player(echo, dialogues=2))
-    first, second = episode.dialogue  # what is new at each turn
+    first, second = episode.dialogue  # each has only the new messages of its turn
     assert "hello" in first["told"]
     assert "HELLO" in first["said"]
     assert "again" in second["told"]
 
 
-async def test_a_reward_at_the_threshold_up_to_rounding_is_a_success() -> None:
+async def test_a_reward_equal_to_the_threshold_up_to_rounding_is_a_success() -> None:
     async def agent(client: Any, task: float) -> float:
         return task
 
@@ -104,7 +104,7 @@ async def failing(client: Any, task: str) -> float:
     raise ValueError("this does not work")
 
 
-async def test_an_agents_failure_is_an_episode_without_a_reward() -> None:
+async def test_an_agent_failure_gives_an_episode_without_a_reward() -> None:
     (episode,) = await play(plan("a"), player(failing))
     assert (episode.reward, episode.success, episode.turns) == (None, False, 0)
     assert (episode.error, episode.failure) == ("ValueError: this does not work", "agent_error")
@@ -141,9 +141,9 @@ async def test_an_agents_exception_fails_only_its_own_episode(error: BaseExcepti
 
 
 @pytest.mark.parametrize("seats", [(), ("a", "b")])
-async def test_a_policys_dead_endpoint_ends_the_evaluation(seats: tuple[str, ...]) -> None:
+async def test_a_dead_policy_endpoint_stops_the_evaluation(seats: tuple[str, ...]) -> None:
     async def agent(client: Any, task: str) -> float:
-        await ask(client.seat("a") if seats else client, task)  # the other seat waits meanwhile
+        await ask(client.seat("a") if seats else client, task)  # the other seat keeps waiting
         return 1.0
 
     def nobody_answers(prompt: str) -> str:
@@ -183,7 +183,7 @@ async def test_every_task_is_played_once_greedily_and_as_a_group_at_temperature_
     assert read_evaluation(json.loads(json.dumps(asdict(first)))) == first == again
     assert first.scores["greedy"] == other.scores["greedy"]
     assert first.scores["temperature_1"] != other.scores["temperature_1"]
-    sample, second = first.samples  # the first greedy episodes
+    sample, second = first.samples  # the greedy episodes come first
     assert (sample.target, second.target) == ("1000", "1001")
     (turn,) = sample.dialogue
     assert "Say you are 1000." in turn["told"]
@@ -194,8 +194,8 @@ async def test_every_task_is_played_once_greedily_and_as_a_group_at_temperature_
 
 
 @pytest.mark.usefixtures("engine")
-async def test_greedy_and_sampled_episodes_share_the_limit_of_parallel_episodes() -> None:
-    """The limit matters because an agent may be a thread, or several processes."""
+async def test_greedy_and_sampled_episodes_share_one_limit_on_parallel_episodes() -> None:
+    """The limit matters because an agent may be a thread or use several processes."""
     alive, most = 0, 0
 
     async def agent(client: Any, task: int) -> float:
@@ -206,7 +206,7 @@ async def test_greedy_and_sampled_episodes_share_the_limit_of_parallel_episodes(
         alive -= 1
         return 0.0
 
-    await found(tasks(agent))  # 15 episodes
+    await found(tasks(agent))  # 15 episodes in total
     assert most == 4
 
 

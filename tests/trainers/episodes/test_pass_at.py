@@ -1,4 +1,4 @@
-"""pass@k compared with brute force, its interval, and where evaluations show it."""
+"""pass@k checked against brute force, its interval, and where evaluations show it."""
 
 import csv
 import random
@@ -19,7 +19,7 @@ def brute_force(k: int, outcomes: list[list[bool]]) -> float:
     return fmean(fmean(map(any, combinations(task, k))) for task in outcomes)
 
 
-def test_pass_at_k_equals_the_mean_over_all_choices_of_k_episodes() -> None:
+def test_pass_at_k_equals_the_average_over_all_choices_of_k_episodes() -> None:
     rng = random.Random(0)
     for _ in range(200):
         episodes, share = rng.randint(1, 8), rng.random()
@@ -40,9 +40,9 @@ def test_pass_at_1_is_the_success_rate_with_its_interval() -> None:
     assert (estimate.low, estimate.high) == pytest.approx(interval(table, is_share=True))
 
 
-def test_the_interval_of_pass_at_k_covers_the_truth_in_19_of_20_samples() -> None:
+def test_the_interval_of_pass_at_k_contains_the_true_value_in_19_of_20_samples() -> None:
     rng, k, episodes = random.Random(0), 4, 16
-    truth = fmean(1 - (1 - share / 1000) ** k for share in range(1000))  # shares are uniform
+    truth = fmean(1 - (1 - share / 1000) ** k for share in range(1000))  # success rates are uniform
     inside = 0
     for _ in range(400):
         table = [
@@ -55,11 +55,11 @@ def test_the_interval_of_pass_at_k_covers_the_truth_in_19_of_20_samples() -> Non
 
 
 def test_a_task_with_too_few_episodes_is_an_error() -> None:
-    with pytest.raises(ValueError, match="pass@4 needs 4 episodes of each task; one task has 3"):
+    with pytest.raises(ValueError, match="pass@4 needs 4 episodes per task, but one task has 3"):
         pass_at(4, [[True] * 4, [False] * 3])
 
 
-def test_an_evaluation_shows_pass_at_k_in_its_table_file_figure_and_viewer(
+def test_pass_at_k_is_in_the_table_the_file_the_figure_and_the_viewer(
     tmp_path: Path, capsys: Shown
 ) -> None:
     out = tmp_path / "evaluation"
@@ -85,4 +85,4 @@ def test_a_k_above_the_number_of_episodes_is_refused(k: str, capsys: Shown) -> N
         evaluate.main(["env=twenty_questions", "models=random", "seeds=4", f"pass_at=1,{k}"]) == 1
     )
     message = capsys.readouterr().err
-    assert f"pass_at has {k}, but seeds=4" in message
+    assert f"pass_at contains {k}, but seeds=4" in message

@@ -1,4 +1,4 @@
-"""Scores, their intervals and their tables."""
+"""Scores, their confidence intervals, and their tables."""
 
 import csv
 import io
@@ -55,7 +55,7 @@ def share_interval(by_task: Sequence[Sequence[bool]]) -> tuple[float, float]:
     return ends
 
 
-def test_the_interval_of_one_episode_per_task_is_the_exact_binomial_one() -> None:
+def test_with_one_episode_per_task_the_interval_is_the_exact_binomial_one() -> None:
     for won, tasks in ((0, 10), (1, 10), (5, 10), (38, 40), (40, 40), (1, 1)):
         exact = binomtest(won, tasks).proportion_ci(0.95, method="exact")
         found = share_interval([[n < won] for n in range(tasks)])
@@ -73,12 +73,15 @@ def test_the_width_of_an_interval_depends_on_the_number_of_tasks() -> None:
     assert low < 0.1 < 0.99 < high
     rng = random.Random(0)
     low, high = share_interval([[rng.random() < 0.8 for _ in range(4)] for _ in range(200)])
-    # 1.96 standard errors of 800 independent episodes to both sides are 0.055.
+    # For 800 independent episodes, 1.96 standard errors to each side are 0.055 in total.
     assert high - low < 0.07
 
 
 def coverage(share: float, tasks: int, episodes: int, *, agree: float) -> float:
-    """Return how often the interval covers the share; ``agree`` of the tasks always end alike."""
+    """Return how often the interval contains the true rate.
+
+    In a fraction ``agree`` of the tasks, all episodes have the same result.
+    """
     rng = random.Random(0)
 
     def task() -> list[bool]:
@@ -91,14 +94,14 @@ def coverage(share: float, tasks: int, episodes: int, *, agree: float) -> float:
 
 
 @pytest.mark.parametrize("tasks", [5, 10, 40])
-def test_the_interval_covers_the_truth_as_often_as_it_claims(tasks: int) -> None:
+def test_the_interval_contains_the_true_value_as_often_as_it_claims(tasks: int) -> None:
     for share in (0.02, 0.1, 0.5, 0.9, 0.98) if IS_NIGHT else (0.02, 0.5, 0.9):
         for agree in (0, 0.75, 1):
-            # 600 draws of 0.95 fall below 0.93 once in a hundred times; they are always the same.
+            # At a true coverage of 0.95, 1% of 600-draw samples are below 0.93. The seed is fixed.
             assert coverage(share, tasks, 8, agree=agree) > 0.93, (share, agree)
 
 
-def test_a_score_has_the_success_rate_with_its_interval_and_skips_failed_episodes() -> None:
+def test_a_score_has_the_success_rate_with_its_interval_and_ignores_failed_episodes() -> None:
     found = score([episode(task, task < 8) for task in range(10)])
     assert (found.episodes, found.success, found.reward) == (10, 0.8, 0.8)
     assert (found.low, found.high) == pytest.approx((0.4439, 0.9748), abs=1e-4)
@@ -108,7 +111,7 @@ def test_a_score_has_the_success_rate_with_its_interval_and_skips_failed_episode
     assert score([failed]).reward is None
 
 
-def test_questions_and_calls_come_from_the_games_metrics_if_it_has_them() -> None:
+def test_question_and_call_counts_come_from_the_games_metrics_if_it_has_them() -> None:
     asked = ((True, 4), (True, 6), (False, 20))
     played = [episode(n, won, metrics={"questions": q}) for n, (won, q) in enumerate(asked)]
     assert score(played).questions == 5
@@ -138,7 +141,7 @@ def test_scores_are_grouped_by_model_split_and_category() -> None:
     assert (both.low, both.high) == pytest.approx(share_interval([[True], [False]]))
 
 
-def test_the_interval_of_a_mean_is_students_t_and_one_task_has_none() -> None:
+def test_the_interval_of_a_mean_uses_students_t_and_needs_two_tasks() -> None:
     for count in (2, 24):
         rewards = [0.1 * task**2 for task in range(count)]
         low, high = stats.t.interval(
@@ -150,7 +153,7 @@ def test_the_interval_of_a_mean_is_students_t_and_one_task_has_none() -> None:
     assert score([episode(success=False)]).reward_error is None
 
 
-def test_a_score_is_written_as_text_with_its_interval_if_known() -> None:
+def test_a_score_is_formatted_with_its_interval_if_known() -> None:
     assert [share_text(2 / 3, 0.125, 1.0), share_text(0.5), share_text(None)] == [
         "66.7% (12-100%)", "50.0%", "",
     ]  # fmt: skip
@@ -209,7 +212,7 @@ def test_a_games_own_metrics_have_their_own_table() -> None:
     assert next(csv.DictReader(io.StringIO(as_csv(rows))))["success"] == "1.0000"
 
 
-def test_the_table_has_every_model_and_only_informative_columns() -> None:
+def test_the_table_has_every_model_but_only_informative_columns() -> None:
     def shown(rows: list[Any], **options: Any) -> str:
         written = io.StringIO()
         Console(file=written, width=80).print(as_table(rows, **options))

@@ -1,4 +1,4 @@
-"""``play_at``: a function answers the agent's calls, for frameworks that keep the tokens."""
+"""``play_at``: a function answers the agent's calls, for frameworks that record the tokens."""
 
 import asyncio
 from typing import Any
@@ -41,7 +41,7 @@ async def test_concurrent_calls_are_answered_concurrently() -> None:
     assert outcome == Outcome(2.5, {"asked": 3.0, "right": 1.0}, {"said": "yesyesyes"}, True)
 
 
-async def test_blocking_agents_own_clients_and_frozen_models_work() -> None:
+async def test_blocking_agents_their_own_clients_and_frozen_models_work() -> None:
     def blocks(client: Any) -> float:
         return float(ask_blocking(client) == "yes")
 
@@ -58,7 +58,7 @@ async def test_blocking_agents_own_clients_and_frozen_models_work() -> None:
     assert await play_at(yes, asks_another, models={"judge": lambda messages: "No."}) == Outcome(1)
 
 
-async def test_failures_raise_the_errors_of_an_env() -> None:
+async def test_failures_raise_the_same_errors_as_an_env() -> None:
     async def refused(client: Any) -> None:
         await ask(client, stop=["."])
 

@@ -1,4 +1,4 @@
-"""Rollouts for TRL, with a stand-in for its trainer; ``tests/other_trainers/`` has the real one.
+"""Rollouts for TRL with a fake trainer. ``tests/other_trainers/`` uses the real trainer.
 
 These tests use our own server with vLLM's API, not a real vLLM.
 """
@@ -53,7 +53,7 @@ def trainer(model: Any) -> SimpleNamespace:
 
 @pytest.fixture
 def client(trainer: SimpleNamespace) -> SamplingClient:
-    """Return the engine's client that rollouts would make themselves."""
+    """Return the engine client that rollouts would create themselves."""
     engine = Engine(EngineSettings(device="cpu", seed=7))
     return model_client(engine, "trl", trainer.model, base_tokenizer(), 0, 0, 0)
 
@@ -63,14 +63,14 @@ def rollouts(**options: Any) -> Rollouts:
 
 
 def check_same(rows: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Compare what TRL gets, log-probabilities up to rounding."""
+    """Assert that TRL gets equal rows, with log-probabilities equal up to rounding."""
     for ours, theirs in zip(rows.pop("logprobs"), expected.pop("logprobs"), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
     assert rows == expected
 
 
 class VLLMServer(PolicyService):
-    """A server with vLLM's API; it needs no key, because TRL's client sends none."""
+    """A server with vLLM's API. It needs no key because TRL's client does not send one."""
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         return await send(request, whole(await self._answer(request)))
@@ -88,17 +88,19 @@ def server(trainer: SimpleNamespace, client: SamplingClient) -> Iterator[VLLMSer
         yield running
 
 
-def test_a_vllm_server_gives_the_engines_rows(trainer: SimpleNamespace, request: Any) -> None:
+def test_a_vllm_server_gives_the_same_rows_as_the_engine(
+    trainer: SimpleNamespace, request: Any
+) -> None:
     ours = rollouts()(NUMBERS, trainer)
-    trainer.processing_class = SimpleNamespace(tokenizer=base_tokenizer())  # a processor of images
+    trainer.processing_class = SimpleNamespace(tokenizer=base_tokenizer())  # an image processor
     server = request.getfixturevalue("server")
     check_same(rollouts()(NUMBERS, trainer), ours)
     assert server.requests == len(NUMBERS)
-    trainer.temperature = 0.5  # TRL has vLLM report those of the distribution that it draws from
+    trainer.temperature = 0.5  # TRL makes vLLM return log-probabilities at this temperature
     assert all(rollouts()(NUMBERS, trainer)["logprobs"])
 
 
-def test_other_processes_than_the_first_request_the_trainers_model(
+def test_processes_other_than_the_first_request_the_trainers_model(
     trainer: SimpleNamespace, client: SamplingClient, server: VLLMServer
 ) -> None:
     address, port = server.url.removesuffix("/v1").removeprefix("http://").split(":")
@@ -109,7 +111,7 @@ def test_other_processes_than_the_first_request_the_trainers_model(
     assert len(rollouts()(NUMBERS, trainer)["completion_ids"]) == len(NUMBERS)
 
 
-def test_an_error_of_vllm_is_raised_and_every_env_is_closed(
+def test_a_vllm_error_is_raised_and_every_env_is_closed(
     trainer: SimpleNamespace, server: VLLMServer, monkeypatch: Patch
 ) -> None:
     closed = spied(monkeypatch, ChatAgentEnv, "close", lambda env: env)
@@ -124,25 +126,27 @@ def test_an_error_of_vllm_is_raised_and_every_env_is_closed(
 def test_unsupported_trl_settings_are_refused_with_what_to_change(trainer: SimpleNamespace) -> None:
     for kind in ("FSDP", "DEEPSPEED"):
         trainer.accelerator.distributed_type = f"DistributedType.{kind}"
-        with pytest.raises(UsageError, match=f"{kind}.*Set use_vllm=True, vllm_mode='server'"):
+        with pytest.raises(UsageError, match=f"{kind}.*set use_vllm=True, vllm_mode='server'"):
             rollouts()(NUMBERS, trainer)
-    trainer.use_vllm = True  # in its own process, as TRL makes it where vllm_mode is left out
-    text = r"vllm_mode='colocate'.*start `.*vllm serve.*and set vllm_mode='server'"
+    trainer.use_vllm = True  # colocated, TRL's default if vllm_mode is not set
+    text = r"vllm_mode='colocate'.*Start `.*vllm serve.*and set vllm_mode='server'"
     with pytest.raises(UsageError, match=text):
         rollouts()(NUMBERS, trainer)
 
 
-def test_processes_draw_different_replies(trainer: SimpleNamespace) -> None:
+def test_processes_sample_different_replies(trainer: SimpleNamespace) -> None:
     first = rollouts()(NUMBERS, trainer)
     trainer.accelerator.process_index = 1
     assert rollouts()(NUMBERS, trainer)["completion_ids"] != first["completion_ids"]
 
 
-def test_a_renderer_comes_from_the_models_name(trainer: SimpleNamespace, monkeypatch: Any) -> None:
+def test_the_renderer_is_chosen_by_the_models_name(
+    trainer: SimpleNamespace, monkeypatch: Any
+) -> None:
     for name in ("Qwen/Qwen3-4B-Instruct-2507", str(base_path())):
         monkeypatch.setattr(trainer.model.config, "name_or_path", name)
         rows = rollouts()(NUMBERS, trainer)
-        # Which rows meet in a batch is up to the clock, and with it the last bits of a float32.
+        # Timing decides which rows share a batch, and thus the last bits of a float32.
         check_same(rows, rollouts(renderer_name="qwen3_instruct")(NUMBERS, trainer))
     monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")
     with pytest.raises(InvalidModelError, match="renderer_name="):
@@ -160,7 +164,7 @@ class AsksTwice:
         return 1.0
 
 
-def test_an_agents_own_options_hold_unless_the_user_overrides_them(
+def test_an_agents_own_options_apply_unless_the_user_overrides_them(
     trainer: SimpleNamespace, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(trainer.model.config, "name_or_path", "nobody/knows")

@@ -1,4 +1,4 @@
-"""Features of ``evert.rollout`` under the unchanged ``tinker_cookbook.rl.train.main``."""
+"""Features of ``evert.rollout``, under the unchanged ``tinker_cookbook.rl.train.main``."""
 
 import asyncio
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def train(
 
 @pytest.fixture
 def most_at_once(monkeypatch: Patch) -> Callable[[], int]:
-    """Return a function that gives the maximum of concurrent requests in the engine."""
+    """Return a function that returns the maximum number of concurrent requests in the engine."""
     now, most, sample, lock = 0, 0, SamplingClient._sample, Lock()
 
     def counted(self: Any, *args: Any) -> Any:
@@ -72,7 +72,7 @@ def most_at_once(monkeypatch: Patch) -> Callable[[], int]:
         answer.add_done_callback(done)
         return answer
 
-    def done(_: object) -> None:  # in the engine's thread
+    def done(_: object) -> None:  # runs in the engine's thread
         nonlocal now
         with lock:
             now -= 1
@@ -91,7 +91,7 @@ def test_concurrent_calls_are_sampled_concurrently(
     assert row["optim/grad_norm"] > 0
 
 
-def test_gamma_0_trains_the_decisive_turn(tmp_path: Path) -> None:
+def test_gamma_0_trains_only_the_decisive_turn(tmp_path: Path) -> None:
     tasks = list(TRAIN_TASKS)[:40]
     rows = train(tmp_path, one_turn_decides, 10, train_tasks=tasks, batch_size=4, gamma=0.0)
     earned = [row["env/all/reward/total"] for row in rows]

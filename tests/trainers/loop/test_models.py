@@ -1,4 +1,4 @@
-"""``evert.models``: several models that are trained on one base."""
+"""``evert.models``: several models trained on one base."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ async def likelihood(model: Model, prompt: str = "Who?", reply: str = "Me.") -> 
 
 
 async def say_five(client: Any, task: str) -> float:
-    """Earn as many points as the reply has fives."""
+    """Earn one point for each five in the reply."""
     return float((await ask(client, task)).count("5"))
 
 
@@ -68,14 +68,14 @@ async def test_models_share_the_weights_of_their_base() -> None:
 
 @pytest.mark.parametrize("names", ["ab", (), ("one", "one")])
 async def test_models_need_different_names(names: Any) -> None:
-    with pytest.raises(InvalidModelError, match="expected a different name for each model"):
+    with pytest.raises(InvalidModelError, match="expected a unique name for each model"):
         await evert.models("evert-tiny", names)
 
 
 async def test_seats_need_models_of_one_base() -> None:
     player, _ = await pair()
     [judge] = await evert.models("evert-tiny-20q", ("judge",), rank=4)
-    with pytest.raises(InvalidDatasetError, match="models on different bases"):
+    with pytest.raises(InvalidDatasetError, match="models have different base models"):
         await evert.rollout(duel, ["Who?"], seats={"player": player, "judge": judge})
     with pytest.raises(InvalidDatasetError, match="rollout got no policy"):
         await evert.rollout(duel, ["Who?"])
@@ -84,10 +84,10 @@ async def test_seats_need_models_of_one_base() -> None:
 async def test_an_ignored_rank_gives_a_warning(tmp_path: Path, caplog: Any) -> None:
     with caplog.at_level(logging.WARNING), embedded_engine(tmp_path / "whole", device="cpu"):
         await evert.models("evert-tiny", NAMES, rank=4)
-    assert "trains all weights of evert-tiny: rank=4 is ignored" in caplog.text
+    assert "trains all weights of evert-tiny, so rank=4 is ignored" in caplog.text
 
 
-async def test_log_probabilities_are_those_that_a_sampler_reports() -> None:
+async def test_log_probabilities_match_those_of_a_sampler() -> None:
     model, _ = await pair()
     prompts, targets = [[5, 6, 7], [8, 9]], [[10, 11], [12, 13, 14, 15]]
     logprobs = await model.logprobs(prompts, targets)
@@ -100,7 +100,7 @@ async def test_log_probabilities_are_those_that_a_sampler_reports() -> None:
         np.testing.assert_allclose(ours, np.array(theirs[len(prompt) :], float), atol=1e-4)
 
 
-async def test_a_text_prompt_is_a_user_message_and_its_target_the_reply_with_its_end() -> None:
+async def test_a_text_prompt_is_a_user_message_and_a_text_target_the_complete_reply() -> None:
     model, _ = await pair()
     tokenizer: Any = model.renderer.tokenizer
     prompt = tokenizer.encode("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n")
@@ -111,17 +111,17 @@ async def test_a_text_prompt_is_a_user_message_and_its_target_the_reply_with_its
     np.testing.assert_allclose(texts, ids, atol=1e-5)
     np.testing.assert_allclose(messages, ids, atol=1e-5)
     assert len(real) == 1
-    assert len(spelled) > 5  # text that names a control token stays text
+    assert len(spelled) > 5  # special-token strings are encoded as plain text
     assert await model.logprobs([], []) == []
 
 
-async def test_invalid_prompts_and_data_are_refused_without_a_step() -> None:
+async def test_invalid_prompts_and_data_are_refused_without_taking_a_step() -> None:
     model, _ = await pair()
     before = await likelihood(model)
     for prompts, targets, text in (
-        (["Who?"], [], "expected two lists of equal length"),
-        ("Who?", "Me.!", "expected two lists of equal length"),
-        ([[]], [[1, 2]], "a prompt of 0 tokens and a target of 2"),
+        (["Who?"], [], "expected two lists of the same length"),
+        ("Who?", "Me.!", "expected two lists of the same length"),
+        ([[]], [[1, 2]], "a prompt with 0 tokens and a target with 2"),
     ):
         with pytest.raises(ModelInputError, match=text):
             await model.logprobs(prompts, targets)
@@ -141,7 +141,7 @@ async def test_sft_trains_only_its_own_model() -> None:
     assert steps[0]["optim/grad_norm"] > 0
 
 
-async def test_sft_on_a_pair_equals_sft_on_its_conversation() -> None:
+async def test_sft_on_a_pair_equals_sft_on_the_conversation() -> None:
     player, judge = await pair()
     as_pair = await player.sft([("Who?", "Me."), ([user("So?")], "No.")])
     as_messages = await judge.sft([told("Who?", "Me."), told("So?", "No.")])
@@ -151,7 +151,7 @@ async def test_sft_on_a_pair_equals_sft_on_its_conversation() -> None:
     pair_and_whole: list[Any] = [(talk, "No."), [*talk, assistant("No.")]]
     data = [lesson_datum(renderer, lesson) for lesson in pair_and_whole]
     learned = [int((datum.loss_fn_inputs["weights"].to_numpy() > 0).sum()) for datum in data]
-    assert learned == [3, 7]  # of a pair only the reply
+    assert learned == [3, 7]  # for a pair, only the reply is trained on
 
 
 @pytest.mark.parametrize("target", ["Red.", [7, 8]])
@@ -174,7 +174,7 @@ async def test_steps_on_rollouts_raise_the_reward() -> None:
 
 
 class Watched:
-    """A training client that records its requests and waits."""
+    """A training client that records requests, and when their results are awaited."""
 
     def __init__(self, client: Any) -> None:
         self._client, self.seen = client, list[str]()
@@ -191,7 +191,7 @@ class Watched:
         return ask
 
 
-async def test_a_step_sends_both_requests_before_it_waits() -> None:
+async def test_a_step_sends_both_requests_before_it_awaits_them() -> None:
     model, _ = await pair()
     sampler = await model.sampler()
     watched: Any = Watched(model.client)
@@ -200,7 +200,7 @@ async def test_a_step_sends_both_requests_before_it_waits() -> None:
     assert watched.seen == [
         "forward_backward", "optim_step", "forward_backward awaited", "optim_step awaited"
     ]  # fmt: skip
-    assert await model.sampler() is not sampler  # of the weights it was asked for
+    assert await model.sampler() is not sampler  # a new one for the new weights
 
 
 async def test_each_seat_may_have_its_own_trained_model() -> None:

@@ -1,4 +1,4 @@
-"""``evert.rollout``: the episodes of tasks as arrays, and as data for ``forward_backward``."""
+"""``evert.rollout`` returns episodes as arrays, and as data for ``forward_backward``."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,7 @@ SEATS = ("player", "judge")
 
 
 async def talker(client: Any, turns: int) -> float:
-    """Play as many turns as the task says; each earns its number, and the end 10."""
+    """Play ``turns`` turns. Each earns its number, and the episode earns 10 at the end."""
     messages: list[dict[str, str]] = []
     for number in range(turns):
         await go_on(client, messages)
@@ -43,7 +43,7 @@ async def go_on(client: Any, messages: list[dict[str, str]]) -> None:
 
 
 async def two_speakers(client: Any, turns: int) -> float:
-    """Alternate two conversations; both are trained on."""
+    """Alternate between two conversations, both of which are trained on."""
     first, second = [system("one")], [system("two")]
     for number in range(turns):
         await go_on(client, first)
@@ -73,7 +73,7 @@ def advantages_of(datum: tinker.Datum) -> list[float]:
     return [float(value) for value in inputs["advantages"][sampled]]
 
 
-async def test_a_batch_has_rewards_by_episode_and_by_turn() -> None:
+async def test_a_batch_has_rewards_per_episode_and_per_turn() -> None:
     batch = await evert.rollout(talker, [1, 3], ScriptedPolicy(lambda _: "so"), group_size=2)
     assert batch.rewards.tolist() == [[10, 10], [13, 13]]
     np.testing.assert_equal(batch.turn_rewards, [[[10, NAN, NAN]] * 2, [[0, 1, 12]] * 2])
@@ -86,7 +86,7 @@ async def test_a_batch_has_rewards_by_episode_and_by_turn() -> None:
     assert batch.turn_rewards.tolist() == [[[0, 11], [0, 12]]]
 
 
-async def test_turns_are_in_order_of_play_and_trajectories_in_lineage_order() -> None:
+async def test_turns_are_in_playing_order_and_trajectories_in_lineage_order() -> None:
     batch = await evert.rollout(two_speakers, [2], counting(), group_size=1)
     assert batch.turn_rewards.tolist() == [[[0, 0, 1, 5]]]
     [[trajectory]] = batch.trajectories
@@ -95,7 +95,7 @@ async def test_turns_are_in_order_of_play_and_trajectories_in_lineage_order() ->
     assert sorted(lengths) == batch.tokens[0][0] != lengths
 
 
-async def test_the_data_equal_the_cookbooks_data_and_advantages() -> None:
+async def test_data_and_advantages_equal_the_cookbooks() -> None:
     builder = ChatAgentGroupBuilder(two_speakers, 3, group_size=2)
     group = await do_group_rollout(builder, counting())
     theirs, _ = assemble_training_data([group], compute_advantages([group]))
@@ -120,7 +120,7 @@ async def test_a_function_may_compute_the_advantages_of_each_group() -> None:
 async def test_each_turn_has_its_own_advantage_in_its_lineages_datum() -> None:
     batch = await evert.rollout(two_speakers, [2], counting(), group_size=1)
     first, second = batch.data([[[1, 2, 3, 4]]])
-    # replies of 1, 2, 3 and 4 letters in the order of play, each with an end of its turn
+    # replies of 1, 2, 3 and 4 letters in playing order, each with an end-of-turn token
     lengths = dict(zip((1, 2, 3, 4), batch.tokens[0][0], strict=True))
     assert advantages_of(first) == [1.0] * lengths[1] + [3.0] * lengths[3]
     assert advantages_of(second) == [2.0] * lengths[2] + [4.0] * lengths[4]
@@ -167,14 +167,14 @@ async def test_each_seat_may_have_its_own_policy() -> None:
 async def test_advantages_of_the_wrong_shape_are_refused_with_the_expected_shape() -> None:
     batch = await evert.rollout(talker, [1, 2], counting(), group_size=3)
     seats = await evert.rollout(duel, ["Go."], counting(), group_size=1, seats=SEATS)
-    message = r"advantages: got the shape \(2,\); expected \[P, G\] = \(2, 3\), by episode"
+    message = r"advantages: got shape \(2,\); expected \[P, G\] = \(2, 3\) \(per episode"
     with pytest.raises(AdvantagesError, match=message):
         batch.data([1.0, 2.0])
-    with pytest.raises(AdvantagesError, match="advantages has the seats player; the batch has"):
+    with pytest.raises(AdvantagesError, match="advantages has the seats player, but the batch has"):
         seats.data({"player": "group"})
     with pytest.raises(AttributeError, match=r"Use batch.seats\['player'\]"):
         seats.turn_rewards  # noqa: B018 (the property raises)
-    with pytest.raises(InvalidDatasetError, match="policy has the seats a; the agent has player"):
+    with pytest.raises(InvalidDatasetError, match="policy has the seats a, but the agent has"):
         await evert.rollout(duel, ["Go."], {"a": counting()}, seats=SEATS)
     with pytest.raises(InvalidDatasetError, match="at least one task"):
         await evert.rollout(talker, [], counting())
@@ -207,7 +207,7 @@ async def picky(client: Any, task: str) -> float:
     return 1.0
 
 
-async def test_an_episode_that_fails_is_left_out_and_counted() -> None:
+async def test_a_failed_episode_is_left_out_and_counted() -> None:
     batch = await evert.rollout(picky, ["a"], counting(), group_size=3)
     np.testing.assert_equal(batch.rewards, [[1.0, NAN, 1.0]])
     assert batch.trajectories[0][1] is None
@@ -224,13 +224,15 @@ async def test_a_batch_without_a_usable_episode_raises() -> None:
         async def __call__(self, *args: Any, **kwargs: Any) -> Any:
             raise ConnectionError("no answer")
 
-    with pytest.raises(AgentError, match=r"Every episode failed: .*KeyError"):
+    with pytest.raises(AgentError, match=r"All episodes failed: .*KeyError"):
         await evert.rollout(broken, ["a"], counting(), group_size=2)
     with pytest.raises(ConnectionError, match="no answer"):
         await evert.rollout(talker, [1], Unwell(), group_size=2)
 
 
-async def test_a_sampling_client_draws_by_the_seed_and_trains_on_the_data(engine: Any) -> None:
+async def test_a_sampling_client_samples_with_the_seed_and_the_data_can_be_trained_on(
+    engine: Any,
+) -> None:
     trainer = await tinker.ServiceClient().create_lora_training_client_async("evert-tiny", rank=4)
     policy = await trainer.save_weights_and_get_sampling_client_async()
 
@@ -269,13 +271,13 @@ async def test_seats_on_different_bases_are_refused(engine: Any) -> None:
     with PolicyService() as served:
         for pair in ((player, judge), (served.offer(player), served.offer(judge))):
             named: Any = dict(zip(("player", "judge"), pair, strict=True))
-            with pytest.raises(InvalidDatasetError, match="on different bases .*; expected one"):
+            with pytest.raises(InvalidDatasetError, match="different base models .*same tokens"):
                 await evert.rollout(duel, ["Go."], seats=named)
     seats = {"player": player, "judge": alike}
     assert await evert.rollout(duel, ["Go."], seats=seats, group_size=1, max_tokens=2)
 
 
-async def test_the_seed_determines_the_agents_seeds() -> None:
+async def test_the_seed_of_a_batch_determines_the_seeds_of_its_agents() -> None:
     async def draws(client: Any, task: str) -> float:
         await ask(client, task)
         return float(client.seed)

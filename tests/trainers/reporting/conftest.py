@@ -1,4 +1,4 @@
-"""Fixtures: a headless Chromium, and runs to show in it."""
+"""Fixtures: a headless Chromium, and runs to display in it."""
 
 import base64
 import io
@@ -34,12 +34,12 @@ INSIDE = (
     "const {right, width} = e.getBoundingClientRect();"
     "return width && right > innerWidth && !e.closest('.wide, .uplot, select')}).length"
 )
-"""How many things of the page reach beyond its right edge."""
+"""JavaScript that counts the elements extending beyond the right edge of the page."""
 
 
 @pytest.fixture(scope="session")
 def real_runs(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return a run of three steps, and a copy of it with another learning rate in its record."""
+    """Return a run of three steps, and a copy with another learning rate in its record."""
     copy = copy_of(finished, tmp_path_factory.mktemp("runs") / "fast")
     about = copy.read_json("run.json") or {}
     about["settings"]["learning_rate"] = 0.125
@@ -49,7 +49,7 @@ def real_runs(finished: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def hostile_run(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run in which every text is an attack."""
+    """Create a run in which every text is an attack."""
     name = ATTACK.replace("/", "\u2215")
     run = shutil.copytree(real_runs[0], tmp_path_factory.mktemp("hostile") / name)
     facts = json.loads((run / "run.json").read_text())
@@ -58,7 +58,7 @@ def hostile_run(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
     (run / "run.json").write_text(json.dumps(facts))
 
     def attacked(value: Any) -> Any:
-        """Return a record with attacks in place of all texts and of all keys of its logs."""
+        """Return a record with all its texts, and all keys of its logs, replaced by attacks."""
         if isinstance(value, dict):
             return {key: attacked(each) for key, each in value.items()}
         if isinstance(value, list):
@@ -88,26 +88,26 @@ def hostile_run(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
 
 
 def until(happens: Callable[[], Any]) -> Any:
-    """Wait until the value is true, and return it."""
+    """Wait until the value is truthy, and return it."""
     end, last = time.monotonic() + 240, None
     while time.monotonic() < end:
         try:
             if found := happens():
                 return found
-        except WebDriverException as error:  # the page is being made
+        except WebDriverException as error:  # the page is still being built
             last = error
         time.sleep(0.05)
     raise AssertionError("It did not happen in 240 s.") from last
 
 
 class Browser:
-    """Chromium, with its requests and console messages."""
+    """Chromium, with access to its requests and console messages."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
 
     def open(self, page: str, size: tuple[int, int] = DESKTOP, scheme: str = "light") -> None:
-        """Show a page at a size; the phone's size also emulates a phone."""
+        """Open a page at a given size. The phone's size also emulates a phone."""
         self._go("about:blank")  # leave the previous page
         self.said()
         self.asked_for()
@@ -123,14 +123,14 @@ class Browser:
         try:
             self._driver.get(address)
         except TimeoutException as error:
-            if "aborted by navigation" not in str(error):  # by the end of the page before
+            if "aborted by navigation" not in str(error):  # navigation away from the previous page
                 raise
             self.said()
             self.asked_for()
             self._driver.get(address)
 
     def ask(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression in the page."""
+        """Evaluate a JavaScript expression in the page."""
         return self._driver.execute_script(f"return {expression}")
 
     def screenshot(self) -> Image.Image:
@@ -141,11 +141,11 @@ class Browser:
         return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
 
     def said(self) -> list[str]:
-        """Return the console's messages since the last call."""
+        """Return the console messages since the last call."""
         return [entry["message"] for entry in self._driver.get_log("browser")]
 
     def asked_for(self) -> list[str]:
-        """Return the addresses of the requests since the last call."""
+        """Return the URLs requested since the last call."""
         events = [json.loads(e["message"])["message"] for e in self._driver.get_log("performance")]
         return [
             event["params"]["request"]["url"]

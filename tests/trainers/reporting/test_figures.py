@@ -1,4 +1,4 @@
-"""The contents of every figure; their looks are not tested."""
+"""The contents of every figure. Their appearance is not tested."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ RISING = Curve([0, 1, 2], [1.0, 2.0, 3.0], [0.0, 0.5, 0.75])
 
 
 def texts(figure: Any) -> list[str]:
-    """Return all texts of a figure."""
+    """Return all visible texts of a figure."""
     from matplotlib.text import Text
 
     figure.draw_without_rendering()
@@ -42,7 +42,7 @@ def texts(figure: Any) -> list[str]:
 
 
 def score(model: str, split: str = "test", category: str = "", success: float = 0.75) -> Score:
-    """Return a score of forty episodes."""
+    """Return a score of 40 episodes."""
     return Score(model, split, category, 40, success, success - 0.25, 1.0, 1.0, None, 0.0, 0)
 
 
@@ -57,7 +57,7 @@ def test_a_wide_interval_leaves_the_line_a_third_of_the_axis() -> None:
 def test_lines_are_smoothed_and_thinned_and_their_labels_do_not_overlap() -> None:
     assert smoothed([4.0, 4.0, 4.0], 0.9) == pytest.approx([4.0, 4.0, 4.0])
     assert smoothed([1.0, 2.0, 3.0], 0.0) == [1.0, 2.0, 3.0]
-    # (0.5 * 0 * 0.5 + 0.5 * 3) / 0.75
+    # 2.0 = (0.5 * 0 * 0.5 + 0.5 * 3) / 0.75
     assert smoothed([0.0, 3.0], 0.5) == pytest.approx([0.0, 2.0])
     assert thinned([1.0, 3.0, 5.0, 7.0, 9.0], 3) == [2.0, 6.0, 9.0]
     assert (thinned([1.0, 2.0], 3), thinned([])) == ([1.0, 2.0], [])
@@ -70,13 +70,13 @@ def test_lines_are_smoothed_and_thinned_and_their_labels_do_not_overlap() -> Non
     assert [clock_unit(each)[0] for each in lengths] == ["seconds", "minutes", "hours", "days"]
 
 
-def test_a_mean_curve_has_the_steps_that_every_seed_has() -> None:
+def test_a_mean_curve_covers_the_steps_that_every_seed_has() -> None:
     found = mean([RISING, Curve([0, 2], [0.0, 0.0], [1.0, 0.25])])
     assert (found.steps, found.scores) == ([0, 2], [0.5, 0.5])
     assert mean([]).steps == []
 
 
-def test_several_lines_are_named_by_their_differing_settings() -> None:
+def test_lines_are_labelled_by_the_settings_in_which_they_differ() -> None:
     assert short_names(["a, x=1", "a, x=2"]) == ["x=1", "x=2"]
     assert short_names(["a", "a, x=2"]) == ["a", "x=2"]
     assert short_names(["a, x=1"]) == [""]
@@ -88,7 +88,7 @@ def test_several_lines_are_named_by_their_differing_settings() -> None:
     assert {"lr=1,\nseed=0", "lr=2,\nseed=1", "seconds of training"} <= set(two)
 
 
-def test_lines_have_distinct_styles_up_to_the_limit_and_keep_their_colours() -> None:
+def test_lines_have_distinct_styles_up_to_a_limit_and_keep_their_colours() -> None:
     lines = [(f"run {number}", RISING) for number in range(MOST_LINES)]
     (axes,) = draw_panel("Reward", "mean", lines).axes
     looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
@@ -132,7 +132,7 @@ def test_a_run_is_drawn_by_step_and_by_time() -> None:
 def test_a_success_rate_is_shown_with_its_interval_and_number_of_episodes() -> None:
     shown = texts(draw_splits("scores", [score("runs/mine"), score("base", success=1.0)]))
     assert {"mine", "base", "75.0% (50-100%), n = 40", "100 %"} <= set(shown)
-    assert "held out" not in shown  # the only split
+    assert "held out" not in shown  # there is only one split
     scores = [score(model, split) for model in ("a", "b") for split in ("train", "test")]
     shown = texts(draw_splits("scores", scores))
     assert (shown.count("seen in training"), shown.count("held out"), shown.count("a")) == (2, 2, 1)
@@ -141,13 +141,13 @@ def test_a_success_rate_is_shown_with_its_interval_and_number_of_episodes() -> N
     assert (shown.count("a"), shown.count("b"), shown.count("tool")) == (2, 2, 1)
 
 
-def test_parts_of_the_time_are_named_and_show_their_share() -> None:
+def test_the_time_is_split_into_labelled_parts_with_their_percentage() -> None:
     shown = texts(draw_time(["game, seed=0", "game, seed=1", "game, seed=2"], [SPENT, None, SPENT]))
     assert {*SPENT, "30 %", "60 %", "seed=0", "seed=2", "seconds of training"} <= set(shown)
     assert "seed=1" not in shown
 
 
-def test_scales_of_choices_and_powers_are_even_and_ranges_have_round_ticks() -> None:
+def test_choices_and_powers_are_evenly_spaced_and_ranges_have_round_ticks() -> None:
     scale = Scale("loss_fn", ("ppo", "cispo", None))
     assert scale.ticks() == [(0.0, "ppo"), (0.5, "cispo"), (1.0, "None")]
     scale = Scale("learning_rate", low=1e-4, high=1e-2, log=True)
@@ -174,11 +174,11 @@ def test_the_best_run_of_a_sweep_is_bold_even_if_all_scores_are_equal() -> None:
         assert reached[-1] == end
 
 
-def test_a_name_is_never_drawn_as_a_formula_or_left_out(tmp_path: Path) -> None:
+def test_a_name_is_never_parsed_as_a_formula_or_left_out(tmp_path: Path) -> None:
     hostile = "$\\frac{ _hidden"
     lines = [(hostile, RISING), ("_b", RISING)]
     figure = draw_panel(hostile, hostile, lines)
-    save(figure, tmp_path / "panel.png")  # a broken formula would raise
+    save(figure, tmp_path / "panel.png")  # an invalid formula would raise
     assert {plain(hostile, 99), "_b"} <= set(texts(figure))
     save(draw_time([hostile, "_b"], [SPENT, SPENT]), tmp_path / "time.png")
     save(draw_splits(hostile, [score(hostile), score("_b")]), tmp_path / "splits.png")

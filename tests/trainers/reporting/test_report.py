@@ -1,4 +1,4 @@
-"""``evert report`` on invented run folders; ``test_report_browser.py`` has real ones."""
+"""``evert report`` on made-up run folders. ``test_report_browser.py`` uses real ones."""
 
 import base64
 import hashlib
@@ -43,7 +43,7 @@ ROLLOUTS = "train_rollout_summaries.jsonl"
 
 
 def row(step: int, **more: Any) -> dict[str, Any]:
-    """Return a step's metrics as the Cookbook writes them: two seconds, eight episodes."""
+    """Return a step's metrics as written by the Cookbook: two seconds, eight episodes."""
     return {
         "step": step, "progress/done_frac": 0.5, "time/total": 2.0, "time/sampling": 0.5,
         "time/train_step": 1.25, "env/all/reward/total": step / 10, "env/all/total_episodes": 8,
@@ -53,7 +53,7 @@ def row(step: int, **more: Any) -> dict[str, Any]:
 
 
 def turn(given: int, sampled: int, *, lineage: int | None = 0, **notes: Any) -> dict[str, Any]:
-    """Return a step of a rollout record."""
+    """Return a step for a rollout record."""
     known = {} if lineage is None else {"lineage": lineage}
     logs = {"caller": "evert agent", **known, **notes}
     return {"ob_len": given, "ac_len": sampled, "reward": 0.0, "metrics": {}, "logs": logs}
@@ -69,7 +69,7 @@ def episode(*turns: dict[str, Any], group: int = 0, reward: float = 1.0) -> dict
 
 
 def scores(mean: float) -> dict[str, Any]:
-    """Return held-out scores, with the greedy one 0.1 higher."""
+    """Return held-out scores in which the greedy one is 0.1 higher."""
     return {
         name: asdict(Score("game", "test", "", 4, 0.5, 0.25, 0.75, value, None, 0.0, 0))
         for name, value in (("greedy", mean + 0.1), ("temperature_1", mean))
@@ -77,7 +77,7 @@ def scores(mean: float) -> dict[str, Any]:
 
 
 def sample(said: str, reward: float = 0.0) -> dict[str, Any]:
-    """Return a held-out episode of one turn."""
+    """Return a held-out episode with one turn."""
     dialogue = [{"told": "Say seven.", "said": said}]
     return {"target": "7", "reward": reward, "dialogue": dialogue}
 
@@ -89,13 +89,13 @@ def write_lines(path: Path, records: Sequence[Any]) -> None:
 
 @dataclass
 class MadeUp:
-    """A run folder, written file by file."""
+    """A run folder written file by file."""
 
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=lambda: [row(step) for step in range(3)])
 
     def write(self, *, finished: bool = True, name: str = "game", **values: Any) -> Path:
-        """Write the folder with settings; an unfinished run has no result."""
+        """Write the folder with these settings. An unfinished run has no result."""
         self.path.mkdir(parents=True, exist_ok=True)
         facts = {
             "name": name,
@@ -116,7 +116,7 @@ class MadeUp:
         return self.path
 
     def rollouts(self, step: int, *records: dict[str, Any]) -> None:
-        """Write a step's rollout file."""
+        """Write the rollout file of a step."""
         rows = [record | {"iteration": step} for record in records]
         write_lines(self.path / f"iteration_{step:06d}" / ROLLOUTS, rows)
 
@@ -130,14 +130,14 @@ def made(tmp_path: Path) -> MadeUp:
 
 
 def page_of(*arguments: str | Path) -> str:
-    """Run the command and return the page that it writes."""
+    """Run the command and return the page it writes."""
     out = Path(arguments[0]) / "report"
     assert report.main([str(argument) for argument in arguments]) == 0
     return (out / "index.html").read_text(encoding="utf-8")
 
 
 def answers_of(page: str) -> dict[str, Any]:
-    """Return the answers that a page contains."""
+    """Return the answers embedded in a page."""
     [data] = re.findall(
         '<script type="application/json" id="saved">(.*?)</script>', page, re.DOTALL
     )
@@ -157,7 +157,7 @@ def test_a_run_is_read_with_its_scores_and_steps(made: MadeUp) -> None:
     assert (run.before["temperature_1"].reward, run.after["greedy"].reward) == (0.25, 0.85)
     assert [step["step"] for step in run.rows] == [0, 1, 2]
     assert run.rows[0][EPISODE_TOKENS] == 10.0
-    curve = run.curve(HELD_OUT_REWARD)  # which ends with the final weights
+    curve = run.curve(HELD_OUT_REWARD)  # ends with the score of the final weights
     assert (curve.steps, curve.scores, curve.seconds) == ([0, 3], [0.25, 0.75], [0.0, 6.0])
     spent = {"sampling": 1.5, "training": 3.75, "held-out scores": 0.0, "the rest": 0.75}
     assert time_spent(run.rows) == spent
@@ -168,7 +168,7 @@ def test_a_run_is_read_with_its_scores_and_steps(made: MadeUp) -> None:
     assert time_spent(read_run(made.write()).rows) is None
 
 
-def test_an_unfinished_run_is_marked_and_may_have_no_figures(made: MadeUp) -> None:
+def test_an_unfinished_run_is_marked_and_may_have_no_metrics(made: MadeUp) -> None:
     made.rows = made.rows[:1]
     run = read_run(made.write(finished=False))
     assert (run.finished, bool(run.before), bool(run.after)) == (False, True, False)
@@ -196,8 +196,8 @@ def test_an_evaluation_is_reported_with_its_scores(tmp_path: Path) -> None:
     assert (row["name"], row["success"]) == ("oracle, test", "75.0% (50-90%)")
 
 
-def test_a_run_of_the_cookbook_is_read_with_its_held_out_scores(tmp_path: Path) -> None:
-    """Its asynchronous loop writes the scores between steps, and after the last one."""
+def test_a_cookbook_run_is_read_with_its_held_out_scores(tmp_path: Path) -> None:
+    """Its async loop writes held-out scores between steps and after the last one."""
     (tmp_path / "config.json").write_text('{"learning_rate": 0.1, "max_steps": 5}')
     scored = {"time/total": 9.0, "test/time/evaluation": 1.0}
     held = [{"step": step, HELD_OUT_REWARD: 0.25 + step / 4, **scored} for step in range(3)]
@@ -211,7 +211,7 @@ def test_a_run_of_the_cookbook_is_read_with_its_held_out_scores(tmp_path: Path) 
     assert len(run.rows) == 2
 
 
-def test_a_step_done_again_keeps_only_the_held_out_scores_of_the_first(made: MadeUp) -> None:
+def test_a_repeated_step_keeps_only_the_held_out_scores_of_the_first_attempt(made: MadeUp) -> None:
     again = row(1, **{TRAIN_REWARD: 9.0})
     made.rows = [row(0), row(1, odd=1.0), {"step": 1, HELD_OUT_REWARD: 0.5}, again]
     run = read_run(made.write())
@@ -220,7 +220,7 @@ def test_a_step_done_again_keeps_only_the_held_out_scores_of_the_first(made: Mad
     assert run.rows[1][HELD_OUT_REWARD] == 0.5
 
 
-def test_unknown_entries_of_another_version_are_left_out(made: MadeUp) -> None:
+def test_unknown_entries_from_another_version_are_left_out(made: MadeUp) -> None:
     made.rows[0][HELD_OUT_REWARD] = 0.25
     failure = {"kind": "agent_error", "error": "ValueError: no table"}
     line = {"episodes": 4, "kinds": {"agent_error": 1}, "found": [[failure, 1]]}
@@ -243,7 +243,7 @@ def test_unknown_entries_of_another_version_are_left_out(made: MadeUp) -> None:
     assert failures.describe().startswith("2 of 8 episodes failed (2 agent errors)")
 
 
-def test_success_is_found_under_the_names_that_agents_use(made: MadeUp) -> None:
+def test_success_is_found_under_every_name_that_agents_use(made: MadeUp) -> None:
     for name in ("success", "found", "correct"):
         made.rows = [row(0, **{f"env/all/{name}": 0.5}), row(1, **{f"test/env/all/{name}": 0.75})]
         run = read_run(made.write())
@@ -257,8 +257,8 @@ def test_a_folder_without_a_run_is_refused_with_what_to_do(made: MadeUp, tmp_pat
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for name, message in (
-        ("empty", "is not a run's folder: it has no readable run.json"),
-        ("file", "is a file, not a run's folder"),
+        ("empty", "is not a run folder: it has no readable run.json"),
+        ("file", "is a file, not a run folder"),
         ("rum", "Did you mean .*run?"),
         (".", "it has no readable run.json. It contains runs: .*run"),
         ("a/b/c", "There is no folder"),
@@ -267,7 +267,7 @@ def test_a_folder_without_a_run_is_refused_with_what_to_do(made: MadeUp, tmp_pat
             read_run(tmp_path / name)
 
 
-def test_paths_without_a_run_are_named_and_left_out(
+def test_paths_without_a_run_are_listed_and_left_out(
     made: MadeUp, tmp_path: Path, capsys: Shown
 ) -> None:
     run, broken = made.write(), MadeUp(tmp_path / "broken").write()
@@ -277,27 +277,27 @@ def test_paths_without_a_run_are_named_and_left_out(
     others = [str(tmp_path / name) for name in ("empty", "broken")]
     assert report.main([*others, str(run)]) == 0
     shown = capsys.readouterr().out
-    assert f"left out: {others[0]} is not a run's folder: it has no readable run.json" in shown
-    assert f"left out: {others[1]}/run.json is broken; expected the file that" in shown
+    assert f"skipped: {others[0]} is not a run folder: it has no readable run.json" in shown
+    assert f"skipped: {others[1]}/run.json is broken; expected the file that" in shown
     assert f"report: {run / 'report' / 'index.html'}" in shown
     for paths, said in (
         ([str(run), str(tmp_path / "rum")], "Did you mean"),
         (others[1:], "run.json is broken"),
-        (others, "None of these 2 paths is a run. Name a run: runs/NAME."),
+        (others, "None of the 2 paths is a run. Pass a run, like runs/NAME."),
     ):
         assert report.main(paths) == 1
         assert said in capsys.readouterr().err
 
 
 def runs_with(tmp_path: Path, *values: dict[str, Any]) -> list[Run]:
-    """Return invented runs with these settings."""
+    """Return made-up runs with these settings."""
     return [
         read_run(MadeUp(tmp_path / str(number) / "folder").write(**each))
         for number, each in enumerate(values)
     ]
 
 
-def test_runs_are_named_by_what_distinguishes_them(tmp_path: Path) -> None:
+def test_runs_are_named_by_the_settings_in_which_they_differ(tmp_path: Path) -> None:
     none = ["folder (1)", "folder (2)"]
     table: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         ({"name": "a"}, {"name": "b"}, ["a", "b"]),
@@ -324,7 +324,7 @@ def test_differing_settings_are_found_except_paths(tmp_path: Path) -> None:
     assert differing_settings(older) == []
 
 
-def test_the_interval_of_a_steps_reward_is_that_of_its_episodes(made: MadeUp) -> None:
+def test_the_interval_of_a_steps_reward_comes_from_its_episodes(made: MadeUp) -> None:
     path = made.write()
     made.rollouts(1, *(episode(turn(9, 1), group=g, reward=float(g == 0)) for g in range(4)))
     with indexed([path]) as index:
@@ -335,7 +335,7 @@ def test_the_interval_of_a_steps_reward_is_that_of_its_episodes(made: MadeUp) ->
 
 
 def test_tokens_are_counted_once_per_recorded_lineage(made: MadeUp) -> None:
-    made.rows = [row(0)]  # 480 tokens: as many as its rollouts have
+    made.rows = [row(0)]  # 480 tokens, as in its rollouts
     path = made.write()
     linear = episode(turn(100, 10), turn(120, 10))
     forked = episode(turn(100, 10), turn(110, 20, lineage=1))
@@ -343,7 +343,7 @@ def test_tokens_are_counted_once_per_recorded_lineage(made: MadeUp) -> None:
     tokens = tokens_of(path)
     assert tokens == Tokens(prefill=400, sample=80, train=130 + 110 + 130, is_estimate=False)
     held_out = {"test/env/all/total_ob_tokens": 1000, "test/env/all/total_ac_tokens": 100}
-    made.rows = [row(0, **held_out)]  # which are not trained on
+    made.rows = [row(0, **held_out)]  # not trained on
     tokens = tokens_of(made.write())
     assert tokens == Tokens(prefill=1400, sample=180, train=370, is_estimate=False)
     for records in ([], [episode(turn(100, 10, lineage=None))]):
@@ -363,7 +363,7 @@ def test_the_token_count_is_an_estimate_if_not_all_episodes_are_recorded(made: M
     assert (tokens.train, tokens.is_estimate) == (60 * 480 // 2, True)
 
 
-def test_a_cost_needs_a_price_and_a_count() -> None:
+def test_a_cost_needs_a_price_and_a_token_count() -> None:
     tokens = Tokens(prefill=2_000_000, sample=1_000_000, train=500_000, is_estimate=False)
     unknown = replace(tokens, train=None)
     for of, prices, dollars_in_all in (
@@ -391,7 +391,7 @@ def test_a_page_includes_the_worst_best_and_first_episodes_of_three_steps(made: 
         shown = [each for each in answers[name]["episodes"] if each["id"] in held]
         assert [each["grp"] for each in shown] == [0, 1, 2, 3, 20, 22]
     samples = [name for name in answers if name.startswith("step/1/test/")]
-    assert samples == ["step/1/test//-1", f"step/1/test//{2**31}"]  # before and after
+    assert samples == ["step/1/test//-1", f"step/1/test//{2**31}"]  # before and after training
     words = json.dumps([answers[name]["row"] for name in answers if name.startswith("episode/")])
     assert "Say seven." in words
 
@@ -410,7 +410,7 @@ def test_incomplete_lines_are_counted_and_left_out(made: MadeUp) -> None:
     assert len(answers["step/1/train//0"]["episodes"]) == 1
 
 
-def test_a_page_respects_its_size_limit_and_says_what_was_omitted(
+def test_a_page_stays_within_its_size_limit_and_says_what_was_omitted(
     made: MadeUp, monkeypatch: Patch, capsys: Shown
 ) -> None:
     path = made.write()
@@ -426,11 +426,11 @@ def test_a_page_respects_its_size_limit_and_says_what_was_omitted(
     assert json.loads(re.findall('"about":({.*?}),"answers"', page)[0])["omitted"] > 0
     monkeypatch.setattr(report_page, "LARGEST", 10_000)
     assert report.main([str(path)]) == 1
-    assert "even without episodes. Name fewer runs" in capsys.readouterr().err
+    assert "even without episodes. Pass fewer runs" in capsys.readouterr().err
 
 
 class Tags(html.parser.HTMLParser):
-    """Parser that collects tags with attributes, scripts and styles, and all other text."""
+    """Parser that collects tags with their attributes, scripts, styles, and the remaining text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -462,7 +462,7 @@ class Tags(html.parser.HTMLParser):
 
 
 def write_hostile(made: MadeUp) -> Path:
-    """Write a run in which every text is an attack; return its folder."""
+    """Create a run in which every text is an attack; return its folder."""
     note: dict[str, Any] = {HOSTILE: HOSTILE}
     made.rows = [row(step, **{f"env/all/drift/{HOSTILE}": 1.0}) for step in range(3)]
     path = made.write(name=HOSTILE, agent=HOSTILE, **note)
@@ -472,15 +472,15 @@ def write_hostile(made: MadeUp) -> Path:
     return path
 
 
-def test_hostile_text_stays_text_and_the_page_links_to_nothing_outside(made: MadeUp) -> None:
+def test_hostile_text_is_escaped_and_the_page_links_to_nothing_outside(made: MadeUp) -> None:
     page = page_of(write_hostile(made), f"title={HOSTILE}")
     tags = Tags(page)
     names = [tag for tag, _ in tags.tags]
     assert not {*names} & {"img", "iframe", "object", "embed", "base"}
     assert (names.count("script"), names.count("style"), names.count("form")) == (3, 2, 1)
-    assert tags.text.count(HOSTILE) == 1  # the title; all others are in the data
+    assert tags.text.count(HOSTILE) == 1  # in the title; all others are in the data
     assert json.dumps(answers_of(page)).count(json.dumps(HOSTILE)[1:-1]) >= 5
-    assert not {"\x00", "\x1b", "\x9b"} & set(page)  # no escape sequences of a terminal's
+    assert not {"\x00", "\x1b", "\x9b"} & set(page)  # no terminal escape sequences
     for name, value in tags.attributes():
         assert not name.startswith("on")
         if name in ("src", "href", "srcset", "action", "data", "poster"):
@@ -518,7 +518,7 @@ def test_no_secret_is_in_the_page(made: MadeUp, monkeypatch: Patch) -> None:
     assert "<title>\na [OPENAI_API_KEY]</title>" in page
 
 
-def test_the_page_has_the_runs_settings_and_scores(made: MadeUp) -> None:
+def test_the_page_shows_the_runs_settings_and_scores(made: MadeUp) -> None:
     path = made.write(learning_rate=0.125)
     shown = answers_of(page_of(path))["run/1"]
     assert (shown["trains"], shown["model"], shown["settings"]["learning_rate"]) == (
@@ -545,11 +545,11 @@ def test_the_page_has_the_runs_settings_and_scores(made: MadeUp) -> None:
         assert struct.unpack(">II", png[16:24]) >= (600, 300)
 
 
-def test_metrics_have_figures_prices_and_texts(made: MadeUp, monkeypatch: Patch) -> None:
+def test_metrics_have_panels_prices_and_texts(made: MadeUp, monkeypatch: Patch) -> None:
     odd = Game("my/Odd-v0", "odd:agent", "odd:TASKS", metrics={"odd": Metric("Oddness", "odds")})
     monkeypatch.setattr(panels, "games", lambda: {**games(), "odd": odd})
     noted = "success", "drift", "drift/history", "lineages", "tools/calls", "tools/calls_unparsed"
-    own = {"env/all/bits": 0.5, "test/env/all/asks_first": 1}  # of a game
+    own = {"env/all/bits": 0.5, "test/env/all/asks_first": 1}  # metrics of a game
     measured = {f"env/all/{name}": 1.0 for name in noted}
     made.rows = [row(step, **measured, **own) for step in range(3)]
     path = made.write()
@@ -561,15 +561,13 @@ def test_metrics_have_figures_prices_and_texts(made: MadeUp, monkeypatch: Patch)
     ]
     write_lines(path / "batches.jsonl", batches)
     shown = answers_of(page_of(path, "sample_price=1000", "prefill_price=10"))["run/1"]
-    assert shown["tokens"]["cost"] == "$0.252"  # 3 steps of 80 sampled and 400 given
+    assert shown["tokens"]["cost"] == "$0.252"  # 3 steps with 80 sampled and 400 prompt tokens each
     assert shown["tokens"]["dollars per million"] == "prefill 10, sample 1000"
     assert shown["failures"] == [
         {"kind": "agent_error", "count": 6, "error": "ValueError: <b>no table"}
     ]
     assert shown["skipped"] == 1
-    assert any(
-        "Bits are the entropy of an answer over the nouns" in note for note in shown["notes"]
-    )
+    assert any("entropy of its answer over the nouns" in note for note in shown["notes"])
     titles = {panel["title"] for panel in shown["panels"]}
     assert {"Success in training", "Drift", "Tool calls"} <= titles
     assert "oddness" not in json.dumps(shown).lower()
@@ -579,14 +577,14 @@ def test_metrics_have_figures_prices_and_texts(made: MadeUp, monkeypatch: Patch)
     assert "repeats.png" not in files
 
 
-def test_the_command_says_where_the_page_is(made: MadeUp, tmp_path: Path, capsys: Shown) -> None:
+def test_the_command_prints_where_the_page_is(made: MadeUp, tmp_path: Path, capsys: Shown) -> None:
     out = tmp_path / "a" / "b"
     run = made.write()
-    twice = f"{run}/../run"  # which is one run
+    twice = f"{run}/../run"  # the same run
     assert report.main([str(run), twice, f"out={out}", "title=My runs", "smooth=0"]) == 0
     shown = capsys.readouterr().out
     assert f"report: {out / 'index.html'}\n" in shown
-    assert f"figures: {len(list(out.glob('*.png')))} PNG files beside it\n" in shown
+    assert f"plots: {len(list(out.glob('*.png')))} PNG files in the same folder\n" in shown
     page = (out / "index.html").read_text()
     assert "<title>\nMy runs</title>" in page
     assert len(report.parse([str(run), twice])[0]) == 1
@@ -601,7 +599,10 @@ def test_too_many_runs_or_an_unwritable_page_is_a_one_line_error(
         shutil.copytree(made.path, made.path.parent / f"run{number}")
     monkeypatch.chdir(made.path.parent)
     for line, message in (
-        (" ".join(f"run{n}" for n in range(20)), f"Got 20 runs; a figure can show {MOST_LINES}"),
+        (
+            " ".join(f"run{n}" for n in range(20)),
+            f"Got 20 runs, but a plot can show at most {MOST_LINES}.",
+        ),
         ("run out=run/run.json", "The report cannot be written to run/run.json: "),
     ):
         assert report.main(line.split()) == 1

@@ -1,4 +1,4 @@
-"""The page of ``evert report`` on real runs, in a headless Chromium; skipped without one."""
+"""The page of ``evert report`` for real runs, in a headless Chromium. Skipped without one."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ STEP = "#step/1/train//2"
 
 @pytest.fixture(scope="session")
 def page(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the page that compares the two real runs."""
+    """Write a page that compares the two real runs."""
     out = tmp_path_factory.mktemp("report")
     assert report.main([*map(str, real_runs), f"out={out}", "sample_price=2"]) == 0
     return out / "index.html"
@@ -30,14 +30,14 @@ def page(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def hostile_page(hostile_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the page of a run whose agent, model and user wrote attacks."""
+    """Write the page of a run whose agent, model and user wrote attacks."""
     out = tmp_path_factory.mktemp("report")
     assert report.main([str(hostile_run), f"out={out}"]) == 0
     return out / "index.html"
 
 
 def show(browser: Browser, page: Path, view: str = "", *look: object) -> None:
-    """Open a view of the page; assert that it requests nothing else and logs no message."""
+    """Open a view of the page; assert that it makes no requests and logs no messages."""
     address = page.as_uri() + view
     browser.open(address, *look)  # type: ignore[arg-type]
     until(lambda: browser.ask("document.querySelector('#view h1') !== null"))
@@ -48,7 +48,7 @@ def show(browser: Browser, page: Path, view: str = "", *look: object) -> None:
 
 
 def views_of(browser: Browser, page: Path) -> list[str]:
-    """Return the views that can be reached by the page's links."""
+    """Return the views that are reachable through the page's links."""
     views, ahead = [""], [""]
     while ahead:
         show(browser, page, ahead.pop())
@@ -63,7 +63,7 @@ def views_of(browser: Browser, page: Path) -> list[str]:
     return views
 
 
-def test_a_real_run_is_read_with_all_of_its_figures(finished: RunFolder) -> None:
+def test_a_real_run_is_read_with_all_of_its_metrics(finished: RunFolder) -> None:
     run = read_run(finished.path)
     assert (run.finished, len(run.rows), run.name) == (True, 3, "identity")
     assert run.curve(TRAIN_REWARD).steps == [1, 2, 3]
@@ -73,7 +73,7 @@ def test_a_real_run_is_read_with_all_of_its_figures(finished: RunFolder) -> None
     assert set(run.before) == set(run.after) == {"greedy", "temperature_1"}
     with indexed([finished.path]) as index:
         tokens = count_tokens(run, index, 1)
-    # A game of one turn trains on all of its prompt and sampled tokens.
+    # A single-turn game trains on all prompt and sampled tokens.
     assert tokens is not None
     of_training = run.total("env/all/total_ob_tokens") + run.total("env/all/total_ac_tokens")
     assert (tokens.train, tokens.is_estimate) == (of_training, False)
@@ -112,7 +112,7 @@ def test_every_link_leads_to_a_view_that_fits_a_desktop_and_a_phone(
 def test_the_page_does_not_link_to_omitted_episodes(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri() + "#step/1/train//999")
     said = "document.querySelector('main').innerText"
-    until(lambda: "evert view shows the whole run" in browser.ask(said))
+    until(lambda: "Use evert view to see the whole run" in browser.ask(said))
     show(browser, page, STEP)
     links = "[...document.querySelectorAll('a[href^=\"#episode\"]')]"
     assert browser.ask(f"{links}.every(a => holds(...a.hash.slice(1).split('/')))")
@@ -131,7 +131,7 @@ def test_the_worst_episode_of_the_last_step_is_one_click_away(browser: Browser, 
     until(lambda: browser.ask("document.querySelectorAll('.talk .said').length"))
 
 
-def test_hostile_text_is_shown_as_written_and_scripts_are_forbidden(
+def test_hostile_text_is_displayed_literally_and_scripts_are_blocked(
     browser: Browser, hostile_page: Path, tmp_path: Path
 ) -> None:
     views = views_of(browser, hostile_page)

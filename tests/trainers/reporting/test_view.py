@@ -1,4 +1,4 @@
-"""``evert view``: its index, its answers, access to them, and its safety."""
+"""``evert view``: its index, responses, access control and security."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ def indexed(*paths: Path, database: Path) -> Iterator[Index]:
 
 
 class Page:
-    """A client with the link, as a browser would have it."""
+    """A client that has the link's token, like a browser."""
 
     def __init__(self, client: TestClient[Any, Any], viewer: Viewer) -> None:
         self.client, self.viewer = client, viewer
@@ -82,7 +82,7 @@ async def test_a_run_is_shown_with_its_rewards_and_recorded_episodes(
         [said] = {each.text for each in records[-1:]}
         found = await page.get("search", words=said)
     assert (listed["name"], listed["steps"], listed["finished"]) == (finished.path.name, 3, True)
-    assert listed["recorded"] == len(records) == 3 * 4  # a tenth of four groups is one
+    assert listed["recorded"] == len(records) == 3 * 4  # one group of four per step
     assert listed["reward"]["values"] == pytest.approx(run.curve(TRAIN_REWARD).scores, abs=1e-6)
     assert [each["reward"] for each in trained] == pytest.approx(run.curve(TRAIN_REWARD).scores)
     assert [(each["groups"], each["episodes"], each["recorded"]) for each in trained] == 3 * [
@@ -95,7 +95,7 @@ async def test_a_run_is_shown_with_its_rewards_and_recorded_episodes(
     assert found["episodes"]
 
 
-async def test_an_episode_is_served_complete_with_its_tokens_as_text(
+async def test_an_episode_is_served_in_full_with_its_tokens_as_text(
     finished: RunFolder, tmp_path: Path
 ) -> None:
     async with opened(finished.path, database=tmp_path / "index") as page:
@@ -134,7 +134,7 @@ CHANGES = st.sampled_from(["whole", "half", "broken", "anew", "gone", "look"])
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(CHANGES, st.integers(0, 2), st.booleans()), max_size=12))
-def test_an_updated_index_equals_a_new_one(
+def test_updating_an_index_gives_the_same_result_as_rebuilding_it(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, int, bool]]
 ) -> None:
     home = tmp_path_factory.mktemp("index")
@@ -166,7 +166,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.data())
-def test_a_line_of_any_shape_is_an_episode_or_a_broken_line(data: Any) -> None:
+def test_any_line_is_either_an_episode_or_a_broken_line(data: Any) -> None:
     whole = row(1)
     of: Any = data.draw(st.sampled_from([whole, whole["steps"][0], {"before": whole}]))
     of[data.draw(st.sampled_from([*of]))] = data.draw(ANYTHING)
@@ -177,7 +177,7 @@ def test_a_line_of_any_shape_is_an_episode_or_a_broken_line(data: Any) -> None:
     assert all(isinstance(each.reward, float) and isinstance(each.said, str) for each in found)
 
 
-async def test_damaged_or_missing_files_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:
+async def test_damaged_or_missing_files_are_listed_and_the_rest_is_shown(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "rollouts").mkdir(parents=True)
     file = run / "rollouts" / "000000.jsonl"
@@ -273,7 +273,7 @@ async def test_a_hostile_folder_hides_no_other_run(
     assert whole == ["before", "then"]
 
 
-def test_a_line_that_is_completed_during_reading_is_read_whole(tmp_path: Path) -> None:
+def test_a_line_that_is_completed_while_reading_is_read_completely(tmp_path: Path) -> None:
     file, line = tmp_path / "rollouts.jsonl", json.dumps(row(2)) + "\n"
     file.write_text(json.dumps(row(1)) + "\n" + line[:40])
 
@@ -299,13 +299,13 @@ def test_a_file_is_read_up_to_an_endless_line_which_the_page_reports(
     (tmp_path / "b.jsonl").write_text(json.dumps(row(2)) + "\n")
     with indexed(mad, tmp_path / "b.jsonl", database=tmp_path / "index") as index:
         assert [each[0] for each in seen(index)[:2]] == [1, 2]
-        assert "more than 32 MB" in index.troubles[mad]
+        assert "larger than 32 MB" in index.troubles[mad]
         mad.write_text(json.dumps(row(4)) + "\n")
         index.look(NEVER)
         assert not index.troubles
 
 
-def test_only_its_user_can_read_an_index(tmp_path: Path) -> None:
+def test_an_index_is_readable_only_by_its_user(tmp_path: Path) -> None:
     with indexed(database=tmp_path / "index"):
         for file in tmp_path.glob("index*"):
             assert file.stat().st_mode & 0o077 == 0
@@ -316,7 +316,7 @@ def test_only_its_user_can_read_an_index(tmp_path: Path) -> None:
     [
         {"decoder": {"type": "Replace", "pattern": {"String": ""}, "content": "z" * 1000}},
         {"decoder": {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "z"}},
-        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},  # a panic
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},  # panics in Rust
         {"model": [[]]},
     ],
 )
@@ -329,7 +329,7 @@ def test_a_hostile_tokenizer_is_not_loaded(tmp_path: Path, change: dict[str, Any
         assert (load_tokenizer(tmp_path / name) is None) is (name == "mad")
 
 
-def test_looking_for_a_tokenizer_survives_any_name(tmp_path: Path) -> None:
+def test_looking_up_a_tokenizer_works_with_any_name(tmp_path: Path) -> None:
     for name in ("~no-such-user/model", "\0", "a" * 5000, "../" * 99, "no/such-model"):
         assert tokenizer_file(name, tmp_path) is None, name
 
@@ -366,7 +366,7 @@ async def test_the_viewer_shows_no_secret_and_does_not_write_to_the_run(
     file = next((run / "rollouts").iterdir())
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     lines[0]["steps"][0]["text"] = f"my key is {secret}"
-    lines[0]["task"] = "x" * 190 + secret  # which a preview cuts
+    lines[0]["task"] = "x" * 190 + secret  # cut by the preview
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     facts = run / "run.json"
     facts.write_text(facts.read_text().replace('"name": "identity"', f'"name": "{secret}"'))
@@ -426,7 +426,7 @@ def test_two_viewers_can_run_and_each_serves_until_ctrl_c(
         )
         assert taken.returncode == 1
         assert f"cannot be served at 127.0.0.1:{port}" in taken.stderr
-        assert "Choose another port=" in taken.stderr
+        assert "Choose a different port=" in taken.stderr
         for process in (first, second):
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
@@ -434,12 +434,12 @@ def test_two_viewers_can_run_and_each_serves_until_ctrl_c(
     assert len([name for name in kept if name.endswith(".sqlite")]) == 1
 
 
-def test_a_mistyped_path_or_setting_is_refused_at_once(tmp_path: Path, capsys: Shown) -> None:
+def test_a_mistyped_path_or_setting_is_refused_immediately(tmp_path: Path, capsys: Shown) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "README.md").write_text("# Runs\n\nThese are they.")
     for words, said in (
         ([str(tmp_path / "README.md")], "README.md contains no rollouts: none of its first"),
-        ([str(tmp_path / "README.md")], "Name a folder of a run or an evaluation, a folder of"),
+        ([str(tmp_path / "README.md")], "Pass a run or an evaluation, a folder that contains"),
         ([str(tmp_path / "run")], f"Did you mean {tmp_path / 'runs'}?"),
         ([str(tmp_path / "runs"), "prot=1"], "There is no setting 'prot'"),
         ([str(tmp_path / "runs"), "port=70000"], "port must be from 0 to 65535"),
@@ -455,7 +455,7 @@ def test_the_viewer_imports_neither_pytorch_nor_the_cookbook() -> None:
     assert out.stdout.strip() == "set()"
 
 
-def test_a_file_of_rollouts_may_be_empty_or_begin_with_a_broken_line(tmp_path: Path) -> None:
+def test_a_rollout_file_may_be_empty_or_start_with_a_broken_line(tmp_path: Path) -> None:
     file, line = tmp_path / "rollouts.jsonl", json.dumps(row(1)) + "\n"
     for content, holds in (("", True), ("{}\n" + line, True), (line[:40], False), ("[1]\n", False)):
         file.write_text(content)
@@ -477,7 +477,7 @@ def damage(database: Path, table: str) -> None:
         file.write(b"\xff" * size)
 
 
-@pytest.mark.parametrize("table", ["files", "by_step"])  # a look finds it, or a question
+@pytest.mark.parametrize("table", ["files", "by_step"])  # noticed by a scan or by a query
 async def test_an_index_with_a_damaged_page_is_rebuilt_when_the_damage_is_noticed(
     finished: RunFolder, tmp_path: Path, table: str
 ) -> None:
@@ -493,7 +493,7 @@ async def test_an_index_with_a_damaged_page_is_rebuilt_when_the_damage_is_notice
         assert (await page.get("state"))["trouble"] == ""
 
 
-def test_an_index_that_could_not_be_rebuilt_is_rebuilt_at_the_next_look(
+def test_an_index_that_could_not_be_rebuilt_is_rebuilt_on_the_next_scan(
     finished: RunFolder, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     database, opens = tmp_path / "index", Index._open
@@ -528,7 +528,9 @@ async def test_an_open_page_shows_new_episodes_of_a_run(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_an_episode_can_be_compared_with_the_first_and_last_of_its_task(tmp_path: Path) -> None:
+def test_an_episode_can_be_compared_with_the_first_and_last_episode_of_its_task(
+    tmp_path: Path,
+) -> None:
     rows = [row(1) | {"iteration": step} for step in range(300)]
     (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     with indexed(tmp_path, database=tmp_path / "index") as index:

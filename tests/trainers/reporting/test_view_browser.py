@@ -1,4 +1,4 @@
-"""The page of ``evert view`` on real runs, in a headless Chromium; skipped without one."""
+"""The page of ``evert view`` for real runs, in a headless Chromium. Skipped without one."""
 
 import asyncio
 import http.server
@@ -25,7 +25,7 @@ STEP = "step/{run}/train//2"
 
 @contextmanager
 def served(folder: Path, database: Path) -> Iterator[str]:
-    """Serve a folder from a thread; yield the page's link."""
+    """Serve a folder from a thread; yield the link to its page."""
     ready, over = Future[str](), threading.Event()
 
     async def serve() -> None:
@@ -50,7 +50,7 @@ def served(folder: Path, database: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def folder(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of two runs, which a test may change."""
+    """Create a folder of two runs that a test may change."""
     folder = tmp_path_factory.mktemp("viewed") / "runs"
     for run in real_runs:
         shutil.copytree(run, folder / run.name, ignore=shutil.ignore_patterns("checkpoints"))
@@ -59,7 +59,7 @@ def folder(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def link(browser: Browser, folder: Path, tmp_path: Path) -> Iterator[str]:
-    """Open the page of the two runs; yield its address, whose token the browser keeps."""
+    """Open the page of the two runs; yield its URL, whose token the browser keeps."""
     with served(folder, tmp_path / "index") as link:
         browser.open(link)
         until(lambda: browser.ask("document.querySelectorAll('.wide tbody tr').length") == 2)
@@ -109,7 +109,7 @@ def test_the_worst_episode_of_the_last_step_is_two_clicks_away(
 ) -> None:
     show(browser, link)
     browser.ask("document.querySelector('.wide tbody a').click()")
-    worst = ".tools a[href$='/worst']"  # the list of runs has a link among its tools as well
+    worst = ".tools a[href$='/worst']"  # the list of runs also has a link in its toolbar
     until(lambda: browser.ask(f'document.querySelector("{worst}").click() === undefined'))
     until(lambda: browser.ask("location.hash.startsWith('#episode/')"))
     [first, *_] = sorted(folder.iterdir())
@@ -134,7 +134,7 @@ def test_keyboard_shortcuts_search_and_switch_episodes(browser: Browser, link: s
     assert browser.ask("document.activeElement.name") == "words"
     browser.ask("document.activeElement.value = 'nobody says this'")
     browser.ask("document.getElementById('search').requestSubmit()")
-    until(lambda: "No episode contains" in browser.ask("document.querySelector('main').innerText"))
+    until(lambda: "No episodes contain" in browser.ask("document.querySelector('main').innerText"))
 
 
 def test_tokens_are_coloured_by_probability_or_advantage(browser: Browser, link: str) -> None:
@@ -148,7 +148,7 @@ def test_tokens_are_coloured_by_probability_or_advantage(browser: Browser, link:
     assert "probability 0." in browser.ask(f"{spans}.map(s => s.title).join()")
 
 
-def test_a_view_follows_a_running_run(browser: Browser, link: str, folder: Path) -> None:
+def test_a_view_follows_a_run_in_progress(browser: Browser, link: str, folder: Path) -> None:
     show(browser, link + "#run/1")
     [run, *_] = sorted(folder.iterdir())
     lines = (run / "metrics.jsonl").read_text().splitlines()
@@ -158,7 +158,7 @@ def test_a_view_follows_a_running_run(browser: Browser, link: str, folder: Path)
     until(lambda: "steps 4" in browser.ask("document.querySelector('.about').textContent"))
 
 
-def test_hostile_text_stays_text_in_every_view(
+def test_hostile_text_is_escaped_in_every_view(
     browser: Browser, hostile_run: Path, tmp_path: Path
 ) -> None:
     with served(hostile_run.parent, tmp_path / "index") as link:
@@ -179,7 +179,9 @@ def test_hostile_text_stays_text_in_every_view(
             assert all(a.startswith((address, "data:", "about:")) for a in browser.asked_for())
 
 
-def test_no_other_server_of_this_machine_gets_the_links_token(browser: Browser, link: str) -> None:
+def test_no_other_server_on_this_machine_receives_the_links_token(
+    browser: Browser, link: str
+) -> None:
     until(lambda: browser.ask("location.search === '' && localStorage.length"))
     token = browser.ask("localStorage.getItem('evert-token')")
     got = list[str]()
@@ -203,14 +205,14 @@ def test_no_other_server_of_this_machine_gets_the_links_token(browser: Browser, 
     assert all(token not in each and "Cookie" not in each for each in got)
 
 
-def test_the_shown_token_sequences_are_the_trained_ones(browser: Browser, link: str) -> None:
+def test_the_token_sequences_shown_are_the_ones_trained_on(browser: Browser, link: str) -> None:
     show(browser, link)
-    turns = [  # the tokens after which a prompt goes on, its new ones, what was sampled, by whom
+    turns = [  # (turn that the prompt extends, its new tokens, sampled tokens, caller)
         (None, [1, 2], [3], "a"),
         (None, [1, 9], [4], "b"),
         (0, [5], [6], "a"),
         (1, [5], [6], "b"),
-        (0, [7], [8], "a"),  # edits what was said at turn 3
+        (0, [7], [8], "a"),  # edits the reply of turn 3
         (4, [5], [6], "a"),
     ]
     steps: list[dict[str, Any]] = [
@@ -227,13 +229,13 @@ def test_the_shown_token_sequences_are_the_trained_ones(browser: Browser, link: 
     ]
 
 
-def test_a_run_opened_by_its_address_has_its_colours(browser: Browser, link: str) -> None:
+def test_a_run_opened_by_its_url_has_its_colours(browser: Browser, link: str) -> None:
     show(browser, link + "#run/1")
     parts = "[...document.querySelectorAll('.share div')].map(e => e.style.backgroundColor)"
     assert len(set(browser.ask(parts))) == 4
 
 
-def test_a_figure_has_round_ticks_a_legend_of_values_and_lines_within_their_intervals(
+def test_a_plot_has_round_ticks_a_legend_with_values_and_lines_within_their_intervals(
     browser: Browser, link: str
 ) -> None:
     show(browser, link + "#run/1")

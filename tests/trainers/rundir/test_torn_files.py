@@ -1,4 +1,4 @@
-"""Torn, odd, missing or unreadable files of a run: a command continues, or names the file."""
+"""Torn, invalid, missing or unreadable files in a run: commands continue, or name the file."""
 
 import itertools
 import json
@@ -40,7 +40,7 @@ def odd(value: Any) -> Any:
 
 
 def retyped(text: str) -> str:
-    """Return JSON, or JSON lines, with every value replaced by one of another type."""
+    """Return JSON or JSON lines with every value replaced by one of a different type."""
     return "\n".join(
         json.dumps({key: odd(value) for key, value in json.loads(part).items()})
         for part in ([text] if text.startswith("{\n") else text.splitlines())
@@ -58,8 +58,8 @@ DAMAGES: dict[str, Callable[[str], bytes]] = {
 
 @contextmanager
 def damaged(run: RunFolder, name: str, how: str) -> Iterator[Path]:
-    """Yield a copy of the run with one damaged file."""
-    place, user = Path(tempfile.mkdtemp()), os.geteuid()  # pytest's own are for their owner alone
+    """Yield a copy of the run in which one file is damaged."""
+    place, user = Path(tempfile.mkdtemp()), os.geteuid()  # other users can't read pytest's
     try:
         path = copy_of(run, place / "run").path
         (path / "wandb.json").write_text('{"project": "p", "id": "i", "url": null}')
@@ -80,17 +80,17 @@ def damaged(run: RunFolder, name: str, how: str) -> Iterator[Path]:
 
 
 def deny(path: Path, file: Path) -> None:
-    """Make a file unreadable; root gives the folder to another user and becomes that user."""
+    """Make a file unreadable. As root, give the folder to another user and become that user."""
     file.chmod(0)
     if os.geteuid() == 0:
         for place in (path.parent, path, *path.rglob("*")):
-            if place.suffix != ".safetensors":  # which are links
+            if place.suffix != ".safetensors":  # these are hard links
                 os.chown(place, 65534, 65534)
         os.seteuid(65534)
 
 
 def taken_up(path: Path) -> None:
-    """Do what training does with a folder before its first step."""
+    """Do everything that training does with a folder before its first step."""
     settings = train.parse([f"log_path={path}", "steps=4"])
     with open_run(settings, str) as folder:
         prepare_folder(folder, settings, (), "embedded", Console(quiet=True))
@@ -101,19 +101,19 @@ def taken_up(path: Path) -> None:
 
 
 def reported(path: Path) -> None:
-    """Read what a report reads."""
+    """Read everything that a report reads."""
     read_run(path)
     with indexed([path]) as index:
         assert saved_page(Answers(index, {}), "", 0.5)
 
 
 def named(path: Path) -> None:
-    """Read what naming the run's weights reads."""
+    """Read everything that is needed to look up the run's weights."""
     assert find_model(str(path)).digests
 
 
 def compared(path: Path) -> None:
-    """Read what a sweep reads of a run."""
+    """Read everything that a sweep reads from a run."""
     objective_of(RunFolder(path), "held_out")
 
 
@@ -122,9 +122,9 @@ ROWS = [*itertools.product(FILES, (*DAMAGES, "a folder", "missing", "denied"), R
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_a_damaged_file_is_skipped_or_named(finished: RunFolder, part: int) -> None:
+def test_a_damaged_file_is_skipped_or_named_in_the_error(finished: RunFolder, part: int) -> None:
     with damaged(finished, "wandb.json", "missing") as path:
-        READERS[part](path)  # which is no damage
+        READERS[part](path)  # this is not damage
     failed = []
     for name, how, reader in ROWS[part :: 4 if IS_NIGHT else 20]:
         with damaged(finished, name, how) as path:
@@ -150,7 +150,7 @@ def test_a_damaged_file_is_skipped_or_named(finished: RunFolder, part: int) -> N
         *(("run.json", how, 1) for how in ("half", "a list", "an empty object", "other types")),
     ],
 )
-def test_training_continues_or_names_the_damaged_file(
+def test_training_continues_or_the_error_names_the_damaged_file(
     name: str, how: str, status: int, finished: RunFolder, capsys: Shown
 ) -> None:
     with damaged(finished, name, how) as path:
@@ -160,7 +160,7 @@ def test_training_continues_or_names_the_damaged_file(
         assert not status or f"error: {path / name} cannot be " in shown
 
 
-def test_a_broken_line_is_removed_and_kept_in_a_copy(tmp_path: Path) -> None:
+def test_a_broken_line_is_removed_but_kept_in_a_copy(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 0}\n{"step": 1\n{"step": "two"}\n\n{"step": 3}')
     assert drop_broken_lines(file) == 2
@@ -170,7 +170,9 @@ def test_a_broken_line_is_removed_and_kept_in_a_copy(tmp_path: Path) -> None:
     assert drop_broken_lines(file) == drop_broken_lines(tmp_path / "missing.jsonl") == 0
 
 
-def test_a_file_is_written_whole_or_stays_unchanged(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_file_is_either_written_completely_or_not_at_all(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     file = tmp_path / "before.json"
     write_whole(file, b"old")
 

@@ -1,4 +1,4 @@
-"""Rollouts written as traces, and traces of other programs read as records."""
+"""Rollouts written as traces, and traces from other programs read as records."""
 
 import asyncio
 import base64
@@ -53,11 +53,11 @@ FOREIGN: dict[str, Any] = {
                    {"step_id": 2, "source": "agent", "message": "Done."}]},
     ],
 }  # fmt: skip
-"""A trajectory of another program: without token ids, without a reward."""
+"""A trajectory from another program, without token ids or a reward."""
 
 
 async def two_conversations(client: Any, task: str) -> float:
-    """Make two calls in one conversation, and one in another."""
+    """Make two calls in one conversation and one in another."""
     messages: list[Any] = [system("Add."), user(task)]
     completion = await call(client, *messages, tools=[tool("add")], max_tokens=64)
     reply = completion.choices[0].message
@@ -70,7 +70,7 @@ async def two_conversations(client: Any, task: str) -> float:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with two recorded groups of two rollouts; never change it."""
+    """Record two groups of two rollouts. Shared, so tests must not change the folder."""
     recorder = Recorder(tmp_path_factory.mktemp("run") / "rollouts.jsonl")
     policy = policy_of(lambda prompt: CALL if prompt.count("add") < 5 and "?" in prompt else "Two.")
     for task in ("1 + 1?", "2 + 2?"):
@@ -157,7 +157,7 @@ def test_opentelemetry_reads_the_spans_with_the_records_tokens(
         assert len(calls) == record.turns
         assert {call.parent_span_id for call in calls} == {root.span_id}
         assert {call.trace_id for call in calls} == {root.trace_id}
-        # JSON has ids in hexadecimal digits, where protobuf's own mapping has base64.
+        # The ids in the file have 32 hexadecimal digits, which protobuf decodes as base64.
         assert len(base64.b64encode(root.trace_id)) == 32
         assert values(root)["gen_ai.operation.name"] == "invoke_agent"
         assert values(root)["evert.reward"] == record.reward
@@ -187,11 +187,11 @@ def test_no_known_secret_is_exported(run: Path, tmp_path: Path, monkeypatch: Pat
         text = (tmp_path / "out.jsonl").read_text()
         assert "[MY_API_KEY]" in text
         assert "s3cretvalue42" not in text
-    assert "correcthorsebattery" not in text  # its name says what it is
+    assert "correcthorsebattery" not in text  # recognised by the variable's name
 
 
 @pytest.mark.parametrize("form", ["training_trace", "otel", "atif"])
-def test_rollouts_are_exported_one_by_one(form: str, records: list[RolloutRecord]) -> None:
+def test_rollouts_are_exported_one_at_a_time(form: str, records: list[RolloutRecord]) -> None:
     rest = iter(records)
     next(FORMATS[form](rest, print))
     assert len([*rest]) == len(records) - 1
@@ -208,7 +208,7 @@ def test_a_masked_turn_stays_masked_in_a_trace(mask: list[int]) -> None:
     [again] = FORMATS["training_trace"]([record], print)
     assert again["turns"][0]["loss_mask"] == [0, 0, 0, 0]
     assert record.row["trace"]["has_reward"] is False
-    with pytest.raises(RecordError, match="they were not kept"):
+    with pytest.raises(RecordError, match="they were not recorded"):
         record.messages()
 
 
@@ -236,7 +236,7 @@ async def test_a_trace_without_tokens_is_marked_and_can_be_viewed(tmp_path: Path
         assert step["call"]["messages"]
     cli(f"rescore run={file} reward={HERE}:length")
     shown = cli(f"rescore run={file} reward={HERE}:length replace=True", status=1)
-    assert "replace=true changes only evert's records" in shown
+    assert "replace=true only works with records written by evert" in shown
 
 
 def test_a_trace_without_tokens_is_exported_as_text(tmp_path: Path, cli: Cli) -> None:
@@ -258,7 +258,7 @@ def test_a_trace_without_tokens_is_exported_as_text(tmp_path: Path, cli: Cli) ->
     assert first["agent"] == {k: v for k, v in FOREIGN["agent"].items() if k != "model_name"}
     assert first["steps"][2]["metrics"] == {"prompt_tokens": 7, "completion_tokens": 3}
     shown = cli(f"export run={file} format=training_trace out={out}.jsonl", status=1)
-    assert "No trace from 2 rollouts can be written. The record was read" in shown
+    assert "Could not make a trace from any of 2 rollouts. The record was read" in shown
 
 
 def turn_with(**fields: Any) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def turn_with(**fields: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[Any, str]] = [
-    ({**FOREIGN, "steps": 3}, "trace is not a Trajectory: steps is 3; Input should be a valid l"),
+    ({**FOREIGN, "steps": 3}, "trace is not a valid Trajectory: steps is 3; Input should be a"),
     ({**FOREIGN, "agent": {}}, "agent.name is missing"),
     ({**FOREIGN, "steps": [{"source": "agent", "message": 1}]}, "steps[0].message is 1; "),
     ({**FOREIGN, "subagent_trajectories": [[]]}, "subagent_trajectories[0] is []; "),
@@ -284,7 +284,9 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("trace", "error"), WRONG, ids=[error for _, error in WRONG])
-def test_a_traces_wrong_field_is_named(trace: Any, error: str, tmp_path: Path, cli: Cli) -> None:
+def test_an_error_names_the_invalid_field_of_a_trace(
+    trace: Any, error: str, tmp_path: Path, cli: Cli
+) -> None:
     file = tmp_path / "traces.jsonl"
     file.write_text(f"{json.dumps(turn_with())}\n{json.dumps(trace)}\n")
     printed = " ".join(cli(f"export run={file} out={tmp_path}/out.jsonl", status=1).split())
@@ -302,14 +304,14 @@ def entries_of(line: bytes) -> list[Any]:
 def test_a_truncated_or_oversized_trace_file_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     file = tmp_path / "trajectory.json"
     file.write_text(json.dumps(FOREIGN)[:-9])
-    with pytest.raises(RecordError, match="trajectory.json: The file is empty or cut off"):
+    with pytest.raises(RecordError, match="trajectory.json: The file is empty or truncated"):
         [*read_records(file)]
     monkeypatch.setattr("evert.bridge.records.record.LARGEST", 100)
-    with pytest.raises(RecordError, match="has more than 100 bytes; expected a trace"):
+    with pytest.raises(RecordError, match="is larger than 100 bytes; expected a trace"):
         [*read_records(file)]
 
 
-def test_a_trace_file_that_is_rewritten_is_read_again(tmp_path: Path) -> None:
+def test_a_trace_file_is_read_again_after_it_was_rewritten(tmp_path: Path) -> None:
     async def look() -> list[int]:
         counts = []
         async with opened(file, database=tmp_path / "index") as page:

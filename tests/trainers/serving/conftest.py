@@ -1,4 +1,4 @@
-"""Fixtures: a sampling client, a policy service, and three vendors' clients of it."""
+"""Fixtures: a sampling client, a policy service, and the clients of three vendors for it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,15 +19,15 @@ from evert.trainers.serving.service import PolicyService
 
 @pytest.fixture
 def client(engine: Engine) -> SamplingClient:
-    """Return a client that samples the shipped base in this process."""
+    """Return a client that samples from the shipped base in this process."""
     made: SamplingClient = sampler_of("evert-tiny")
-    assert made.sampler  # loaded: transformers cannot be imported first by two threads at once
+    assert made.sampler  # load it now: two threads cannot both be the first to import transformers
     return made
 
 
 @pytest.fixture
 def service() -> Iterator[PolicyService]:
-    """Yield a policy service without a model."""
+    """Start a policy service that has no model."""
     with PolicyService() as running:
         yield running
 
@@ -44,6 +44,6 @@ def sdks(service: PolicyService) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def prompt(text: str = "Hi") -> tinker.ModelInput:
-    """Return the prompt of a user message, up to the beginning of the reply."""
+    """Return the prompt for a user message, including the start of the reply."""
     written = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
     return tinker.ModelInput.from_ints(base_tokenizer().encode(written))

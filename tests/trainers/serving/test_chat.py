@@ -1,4 +1,4 @@
-"""A served model used by unchanged programs: SDKs, exact tokens, streams, kept conversations."""
+"""Unchanged programs use a served model: SDKs, exact tokens, streams, stored conversations."""
 
 import asyncio
 import contextlib
@@ -37,13 +37,13 @@ def chat_model(service: PolicyService, client: Any, **options: Any) -> ChatModel
 
 @pytest.fixture
 def served(client: Any, service: PolicyService) -> PolicyService:
-    """Return a service of the shipped base, as a token-id route and as a chat model."""
+    """Serve the shipped base, both by token ids and as a chat model."""
     service.offer(client, "tiny")
     service.chat({"tiny": chat_model(service, client)})
     return service
 
 
-def test_every_sdk_gets_the_same_greedy_reply_whole_and_streamed(served: Any) -> None:
+def test_every_sdk_gets_the_same_greedy_reply_with_and_without_streaming(served: Any) -> None:
     with sdks(served) as clients:
         texts, counts = _replies(*clients)
     assert set(texts.values()) == {"I am not 7."}, texts
@@ -51,7 +51,7 @@ def test_every_sdk_gets_the_same_greedy_reply_whole_and_streamed(served: Any) ->
 
 
 def _replies(open_ai: Any, claude: Any, gemini: Any) -> tuple[dict[str, Any], set[int]]:
-    """Return the reply texts by API, and the counts of the prompt's tokens."""
+    """Return the reply texts by API, and the prompt token counts."""
     greedy: dict[str, Any] = {"model": "tiny", "temperature": 0}
     text = SAY[0]["content"]
 
@@ -122,7 +122,9 @@ def test_every_sdk_lists_the_models_in_its_own_format(served: Any) -> None:
         assert [model.name for model in gemini.models.list()] == ["models/tiny"]
 
 
-async def test_one_model_answers_to_any_name_as_fixed(client: Any, service: PolicyService) -> None:
+async def test_a_single_model_answers_to_any_name_with_fixed_sampling(
+    client: Any, service: PolicyService
+) -> None:
     service.chat({"tiny": chat_model(service, client, sampling={"temperature": 0})})
     async with openai.AsyncOpenAI(base_url=service.url, api_key=service.key) as sdk:
         asking: Any = {"model": "gpt-4o", "messages": SAY, "temperature": 2}
@@ -220,7 +222,7 @@ async def model_reply(service: PolicyService, model: ChatModel, request: ChatReq
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_disconnects_ends_its_sampling(
+async def test_sampling_stops_when_the_client_disconnects(
     client: Any, service: PolicyService, *, stream: bool
 ) -> None:
     sampling, left, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
@@ -264,7 +266,7 @@ def test_a_failing_stream_ends_with_a_numbered_error(client: Any, service: Polic
     assert [event.sequence_number for event in events] == [*range(len(events))]
 
 
-def test_the_tokens_of_a_reply_can_be_watched_during_sampling(client: Any) -> None:
+def test_the_tokens_of_a_reply_can_be_followed_during_sampling(client: Any) -> None:
     seen: list[list[int]] = []
     params = types.SamplingParams(max_tokens=6, temperature=0)
     response = client.watch(prompt("Say you are 7."), params, lambda so_far: seen.append([*so_far]))
@@ -289,7 +291,7 @@ PIECES = [
     st.sampled_from([(), ("END",), ("\n\n", "END")]),
     st.integers(0, 2**16),
 )
-def test_the_pieces_of_a_stream_join_to_the_reply(
+def test_the_pieces_of_a_stream_add_up_to_the_reply(
     name: str, pieces: list[str], with_tools: bool, stop: tuple[str, ...], seed: int
 ) -> None:
     renderer = prompt_renderer(model_renderer("evert-tiny", name))
@@ -301,7 +303,7 @@ def test_the_pieces_of_a_stream_join_to_the_reply(
 
     reasoning = reply.reasoning or ""
     begins_with_text = "".join(pieces).partition("<think>")[0].strip() != ""
-    # Thinking after the text has begun is left out.
+    # Thoughts that come after the start of the text are not streamed.
     assert "".join(thoughts) in ({"", reasoning} if begins_with_text else {reasoning})
     assert "".join(text) == reply.text
 

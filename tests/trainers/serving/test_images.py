@@ -1,4 +1,4 @@
-"""Images in requests to a served vision model."""
+"""Images in requests to a served vision-language model."""
 
 import base64
 import io

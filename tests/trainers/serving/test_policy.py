@@ -1,4 +1,4 @@
-"""``ServedPolicy`` plays with a server's samples, after it has checked the server."""
+"""``ServedPolicy`` plays with samples from a server, after it has checked the server."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ async def test_a_served_policy_checks_its_server_once(policy: Any, service: Poli
     await asyncio.gather(*[copy(prompt(f"{i}"), []) for i in range(8)])
     first = service.requests
     await copy(prompt(), [])
-    assert first == 8 + 2  # a sample and its score
+    assert first == 8 + 2  # the check samples once and scores once
     assert service.requests == first + 1
 
 
@@ -66,7 +66,7 @@ def without(field: str) -> Change:
 
 
 def tempered(body: dict[str, Any]) -> None:
-    """Change log-probabilities to those at the sampling temperature, which vLLM can report."""
+    """Rescale log-probabilities to the sampling temperature, as vLLM can be configured to do."""
     for choice in body.get("choices", []):
         logprobs = choice.get("logprobs", {}).get("token_logprobs")
         if logprobs:
@@ -74,9 +74,9 @@ def tempered(body: dict[str, Any]) -> None:
 
 
 UNFIT: list[tuple[Change, str]] = [
-    (without("prompt_token_ids"), "returned no ids of the prompt's tokens"),
-    (without("prompt_logprobs"), "no log-probabilities of the prompt"),
-    (tempered, "start vLLM without --logprobs-mode"),
+    (without("prompt_token_ids"), "did not return the prompt's token ids"),
+    (without("prompt_logprobs"), "did not return the prompt's log-probabilities"),
+    (tempered, "Start vLLM without --logprobs-mode"),
 ]
 
 
@@ -118,13 +118,15 @@ async def test_llama_cpp_is_refused_if_its_tokenize_route_returns_no_ids(tokeniz
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     async with TestServer(app) as server:
-        with pytest.raises(UnfitServerError, match=r"/v1 returned no ids of the prompt's tokens"):
+        with pytest.raises(UnfitServerError, match=r"/v1 did not return the prompt's token ids"):
             await ServedPolicy(str(server.make_url("/v1")), "m")(prompt(), [])
 
 
-async def test_a_missing_model_or_server_is_named(client: Any, service: PolicyService) -> None:
+async def test_an_error_names_a_missing_model_or_server(
+    client: Any, service: PolicyService
+) -> None:
     service.offer(client, "mine")
-    with pytest.raises(NotServedError, match="has no model 'yours'; it has 'mine'"):
+    with pytest.raises(NotServedError, match="not serve the model 'yours'. .*: 'mine'"):
         await ServedPolicy(service.url, "yours", api_key=service.key)(prompt(), [])
-    with pytest.raises(ServerGoneError, match=r"http://127.0.0.1:9/v1/models cannot be reached"):
+    with pytest.raises(ServerGoneError, match=r"http://127.0.0.1:9/v1/models could not be reached"):
         await ServedPolicy("http://127.0.0.1:9/v1", "m")(prompt(), [])

@@ -1,4 +1,4 @@
-"""Records of served conversations, and the rewards that programs give later."""
+"""Records of served conversations, and the rewards that programs add later."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ def post_feedback(service: PolicyService, content: str) -> httpx.Response:
 
 
 class Serving:
-    """A service of the shipped base that records into a folder."""
+    """A service of the shipped base that records to a folder."""
 
     def __init__(self, client: Any, folder: Path, **options: Any) -> None:
         self.folder = folder
@@ -53,7 +53,7 @@ class Serving:
             part.close()
 
     def recorded(self) -> list[RolloutRecord]:
-        self.records._writer.submit(lambda: None).result()  # all submitted records are written
+        self.records._writer.submit(lambda: None).result()  # wait until all records are written
         return [*read_records(self.folder)]
 
 
@@ -113,8 +113,8 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"id": "chatcmpl-1", "reward": "good"}, 400, 'expected {"id"'),
     ({"id": "chatcmpl-1", "reward": True}, 400, 'expected {"id"'),
     ({"id": "chatcmpl-1", "reward": 1e999}, 400, 'expected {"id"'),
-    ({"id": "chatcmpl-1", "reward": 1}, 404, "No reply 'chatcmpl-1' is on record"),
-    ({"id": "chatcmpl-0123456789ab0", "reward": 1}, 404, "on record"),
+    ({"id": "chatcmpl-1", "reward": 1}, 404, "No recorded reply has the id 'chatcmpl-1'"),
+    ({"id": "chatcmpl-0123456789ab0", "reward": 1}, 404, "No recorded reply"),
 ]
 
 
@@ -135,7 +135,9 @@ def test_without_records_feedback_is_refused(client: Any, service: PolicyService
     assert "record=FOLDER" in answer.json()["error"]["message"]
 
 
-def test_the_rest_of_an_idle_conversation_is_a_separate_record(client: Any, tmp_path: Path) -> None:
+def test_the_rest_of_an_idle_conversation_becomes_a_separate_record(
+    client: Any, tmp_path: Path
+) -> None:
     with Serving(client, tmp_path, idle=0.05) as serving:
         first = serving.ask(SAY)
         asyncio.run(until(serving.records._files))
@@ -152,7 +154,7 @@ def test_the_rest_of_an_idle_conversation_is_a_separate_record(client: Any, tmp_
         assert len(serving.recorded()) == 3
 
 
-def test_a_share_is_recorded_and_all_feedback_is_accepted(client: Any, tmp_path: Path) -> None:
+def test_a_fraction_is_recorded_and_all_feedback_is_accepted(client: Any, tmp_path: Path) -> None:
     with Serving(client, tmp_path, share=0.5) as serving:
         replies = [serving.ask([{"role": "user", "content": f"Say {n}."}]) for n in range(6)]
         answers = [serving.feedback(id=reply.id, reward=1) for reply in replies]
@@ -177,7 +179,7 @@ def test_record_files_are_rotated_and_the_oldest_are_deleted(
     assert texts == [f"Say you are {number}." for number in range(24 - len(texts), 24)]
 
 
-def test_the_machines_keys_are_not_recorded(
+def test_the_machines_api_keys_are_not_recorded(
     client: Any, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     secret = "sk-proj-" + "aB3" * 16

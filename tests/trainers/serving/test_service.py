@@ -1,4 +1,4 @@
-"""Samples over HTTP equal those in the process that serves them."""
+"""Samples over HTTP equal the samples in the serving process."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ Sampled = list[tuple[list[int], list[float] | None, str]]
 
 
 async def sampled(client: Any, params: Sequence[tinker.SamplingParams]) -> Sampled:
-    """Sample one reply for each of the parameters, concurrently."""
+    """Sample one reply for each set of parameters, concurrently."""
     requests = [client.sample_async(prompt(f"Hi {i}"), 1, way) for i, way in enumerate(params)]
     replies = [answer.sequences[0] for answer in await asyncio.gather(*requests)]
     return [(reply.tokens, reply.logprobs, reply.stop_reason) for reply in replies]
@@ -44,17 +44,17 @@ WAYS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-async def test_served_samples_equal_those_in_process(client: Any, service: PolicyService) -> None:
+async def test_served_samples_equal_in_process_samples(client: Any, service: PolicyService) -> None:
     ways = [how(index, **way) for index, way in enumerate(WAYS)]
     there = await sampled(service.offer(client), ways)
     here = await sampled(client, ways)
     for (tokens, logprobs, reason), expected in zip(there, here, strict=True):
         assert (tokens, reason) == (expected[0], expected[2])
-        # Other rows beside them: the last bit.
+        # Other rows in the batch may change the last bit.
         assert logprobs == pytest.approx(expected[1], abs=1e-5)
 
 
-async def test_served_scores_change_no_sample(client: Any, service: PolicyService) -> None:
+async def test_scoring_over_http_changes_no_sample(client: Any, service: PolicyService) -> None:
     served, hot = service.offer(client), tinker.SamplingParams(max_tokens=8, temperature=5)
     scored = await served.compute_logprobs_async(prompt())
     there = await served.sample_async(prompt(), 1, hot)
@@ -65,7 +65,9 @@ async def test_served_scores_change_no_sample(client: Any, service: PolicyServic
     assert there.sequences[0].tokens == first.sequences[0].tokens != second.sequences[0].tokens
 
 
-def test_a_served_client_works_in_any_loop_or_none(client: Any, service: PolicyService) -> None:
+def test_a_served_client_works_in_any_event_loop_or_without_one(
+    client: Any, service: PolicyService
+) -> None:
     served = pickle.loads(pickle.dumps(service.offer(client)))
     replies = served.sample(prompt(), 3, how(1)).result().sequences
     for index in range(3):
@@ -80,16 +82,18 @@ def test_a_served_client_works_in_any_loop_or_none(client: Any, service: PolicyS
     assert not [loop for loop, _ in connection._open if loop.is_closed()]
 
 
-async def test_withdrawn_weights_are_refused_by_name(client: Any, service: PolicyService) -> None:
+async def test_the_error_for_withdrawn_weights_names_them(
+    client: Any, service: PolicyService
+) -> None:
     served, again = service.offer(client), service.offer(client)
     assert again.model == served.model
     assert [model["id"] for model in await served.models()] == [served.model]
     service.withdraw(client)
     service.withdraw(client)
-    with pytest.raises(NotServedError, match="'policy-1' are no longer served.*now: none"):
+    with pytest.raises(NotServedError, match="'policy-1' are no longer served.*available: none"):
         await served.sample_async(prompt(), 1, how(0))
     newer = service.offer(client)
-    with pytest.raises(NotServedError, match="offered now: policy-2"):
+    with pytest.raises(NotServedError, match="Currently available: policy-2"):
         await served.sample_async(prompt(), 1, how(0))
     assert (await newer.sample_async(prompt(), 1, how(0))).sequences
 
@@ -97,7 +101,7 @@ async def test_withdrawn_weights_are_refused_by_name(client: Any, service: Polic
 async def test_models_can_be_listed_while_others_are_offered(
     client: Any, service: PolicyService, monkeypatch: Patch
 ) -> None:
-    """A trainer's thread may offer new weights at any moment."""
+    """A trainer's thread may offer new weights at any time."""
     served = service.offer(client)
     newer = sampler_of("evert-tiny")
 
@@ -109,7 +113,9 @@ async def test_models_can_be_listed_while_others_are_offered(
     assert [model["id"] for model in await served.models()] == [served.model]
 
 
-async def test_the_engines_errors_are_unchanged(client: Any, service: Any, engine: Engine) -> None:
+async def test_errors_of_the_engine_arrive_unchanged(
+    client: Any, service: Any, engine: Engine
+) -> None:
     served = service.offer(client)
     options: dict[str, Any]
     for options in ({"max_tokens": 10**6}, {"temperature": math.nan}, {"top_p": -1}, {"top_k": 0}):
@@ -124,7 +130,7 @@ async def test_the_engines_errors_are_unchanged(client: Any, service: Any, engin
         await served.sample_async(prompt(), 1, how(0))
 
 
-async def test_closing_a_service_ends_its_callers_requests(client: Any) -> None:
+async def test_closing_a_service_cancels_its_callers_requests(client: Any) -> None:
     with PolicyService() as service:
         served = service.offer(client)
         requests = [served.sample_async(prompt(f"{i}"), 1, LONG) for i in range(8)]
@@ -137,16 +143,18 @@ async def test_closing_a_service_ends_its_callers_requests(client: Any) -> None:
         await served.sample_async(prompt(), 1, how(0))
 
 
-async def test_a_caller_that_leaves_cancels_its_call(client: Any, service: PolicyService) -> None:
+async def test_a_caller_that_disconnects_cancels_its_call(
+    client: Any, service: PolicyService
+) -> None:
     served = service.offer(client)
     task = asyncio.create_task(served.sample_async(prompt(), 1, LONG))
     await until(lambda: client.sampler.scheduler._runs)
     task.cancel()
     await until(lambda: not client.sampler.scheduler._runs)
-    assert client.sampler.stats.sampled_tokens == 0  # of rows that were finished
+    assert client.sampler.stats.sampled_tokens == 0  # counts only finished rows
 
 
-def test_a_service_that_is_closed_at_once_leaves_no_thread_or_socket() -> None:
+def test_a_service_that_is_closed_immediately_leaves_no_thread_or_socket() -> None:
     for _ in range(20):
         service = PolicyService()
         service.close()
@@ -155,11 +163,11 @@ def test_a_service_that_is_closed_at_once_leaves_no_thread_or_socket() -> None:
             socket.create_connection(("127.0.0.1", int(service.url.split(":")[2].split("/")[0])))
 
 
-async def test_a_wrong_key_samples_nothing(client: Any, service: PolicyService) -> None:
+async def test_with_a_wrong_key_nothing_is_sampled(client: Any, service: PolicyService) -> None:
     served = service.offer(client)
     for key in (None, "", "another", service.key[:-1]):
         stranger = ServedSamplingClient(served.base_url, served.model, key)
-        with pytest.raises(ServingError, match=r"answered 401.*api_key="):
+        with pytest.raises(ServingError, match=r"returned 401.*api_key="):
             await stranger.sample_async(prompt(), 1, how(0))
     assert service.requests == 0
 

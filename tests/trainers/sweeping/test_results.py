@@ -21,14 +21,14 @@ from evert.trainers.system.machine import free_memory
 
 
 def of_mine(runs: float) -> int:
-    """Return the bytes that as many runs like this process need, with children of other tests."""
+    """Return the bytes that this many runs need if each is like this process and its children."""
     mine = psutil.Process()
     family = (mine, *mine.children(recursive=True))
     return int(runs * SPARE * sum(process.memory_of(each) for each in family))
 
 
 def room(path: Path, steps: int = 1, **engine: Any) -> int:
-    """Return how many runs fit if this process is one of them, after that many steps."""
+    """Return how many runs fit if this process is one of them and has done this many steps."""
     (path / RUN).write_text(json.dumps({"engine": {"device": "cpu", "threads": 1, **engine}}))
     if steps:
         record = {"name": "x", "state_path": "tinker://x", "batch": steps}
@@ -49,8 +49,8 @@ def test_the_number_of_parallel_runs_is_limited_by_cores_and_memory(
     monkeypatch.setattr(process, "cores", lambda: 8)
     monkeypatch.setattr(process, "free_memory", lambda: of_mine(beside))
     assert room(tmp_path, **engine) == fit
-    over = room_for(RunFolder(tmp_path), 2**22 + 1)  # as a run that is over
-    assert over >= fit  # which takes no memory
+    over = room_for(RunFolder(tmp_path), 2**22 + 1)  # a process that has exited
+    assert over >= fit  # needs no memory
     assert 0 < free_memory() <= psutil.virtual_memory().total
 
 
@@ -72,7 +72,7 @@ MANY = "\n".join(f"line {n}" for n in range(9))
         (-signal.SIGKILL, "KeyboardInterrupt\n", True, "interrupted", ""),
     ],
 )
-def test_a_runs_exit_code_and_last_lines_determine_how_it_ended(
+def test_a_runs_exit_code_and_last_lines_determine_its_status(
     tmp_path: Path, code: int, printed: str, stopped: bool, status: str, error: str
 ) -> None:
     (tmp_path / "output").write_text(printed)
@@ -89,13 +89,13 @@ def run(number: int, objective: float | None, *attempts: dict[str, Any], **value
 
 
 def runs(*scores: tuple[str, int, float]) -> list[SweepRun]:
-    """Return completed runs, given the loss, seed and objective of each."""
+    """Return completed runs with these losses, seeds and objectives."""
     return [run(n, score, loss_fn=loss, seed=seed) for n, (loss, seed, score) in enumerate(scores)]
 
 
 @pytest.fixture
 def finished(tmp_path: Path) -> RunFolder:
-    """Return a run folder with a result and two steps."""
+    """Create a run folder with a result and two steps."""
     scores = {"greedy": {"reward": 0.5}, "temperature_1": {"reward": 0.25}}
     (tmp_path / RESULT).write_text(json.dumps({"held_out": {"after": scores}}))
     rows = [
@@ -111,7 +111,9 @@ def test_the_objective_is_a_held_out_score_or_a_last_metric(finished: RunFolder)
         assert objective_of(finished, objective) == value
 
 
-def test_an_objective_that_is_missing_lists_the_others(finished: RunFolder, tmp_path: Path) -> None:
+def test_an_error_for_a_missing_objective_lists_the_available_ones(
+    finished: RunFolder, tmp_path: Path
+) -> None:
     nothing = RunFolder(tmp_path / "nothing")
     for run, objective, message in (
         (
@@ -120,13 +122,13 @@ def test_an_objective_that_is_missing_lists_the_others(finished: RunFolder, tmp_
             "'reward' is None, not a finite number; .*a, eval, odd, held_out",
         ),
         (finished, "odd", "'odd' is nan, not a finite number"),
-        (nothing, "held_out", "'held_out' is None, not a finite number; found nothing"),
+        (nothing, "held_out", "'held_out' is None, not a finite number; available: nothing"),
     ):
         with pytest.raises(ObjectiveError, match=message):
             objective_of(run, objective)
 
 
-def test_values_are_not_better_for_being_drawn_more_often() -> None:
+def test_values_do_not_rank_higher_for_being_drawn_more_often() -> None:
     drawn = runs(
         ("ppo", 0, 0.10), ("ppo", 0, 0.10), ("ppo", 1, 0.12), ("cispo", 0, 0.95), ("cispo", 2, 0.97)
     )  # fmt: skip
@@ -134,7 +136,7 @@ def test_values_are_not_better_for_being_drawn_more_often() -> None:
     assert best.values == {"loss_fn": "cispo"}
     assert best.mean == pytest.approx(0.96)
     assert best.runs == (3, 4)
-    assert other.mean == pytest.approx(0.11)  # the seed that was drawn twice counts once
+    assert other.mean == pytest.approx(0.11)  # the seed drawn twice counts only once
     assert other.runs == (1, 2)
 
 
@@ -154,34 +156,34 @@ def test_more_seeds_with_an_equal_mean_rank_higher_with_a_narrower_interval() ->
     assert widths[1] == pytest.approx(widths[0] * 2**0.5)
 
 
-def test_the_interval_is_that_of_an_analysis_of_variance() -> None:
+def test_the_interval_comes_from_an_analysis_of_variance() -> None:
     best, other = rank(runs(("a", 0, 1.0), ("a", 1, 3.0), ("b", 0, 0.0), ("b", 1, 4.0)))
-    # Pooled: (2 + 8) / 2 = 5 with two degrees of freedom; t at 1 - 0.05 / 2 / 2 is 6.2053.
+    # Pooled variance (2 + 8) / 2 = 5 with 2 degrees of freedom; t at 1 - 0.05 / 2 / 2 is 6.2053.
     half = 6.205347 * (5 / 2) ** 0.5
     assert best.low == pytest.approx(2 - half)
     assert best.high == pytest.approx(2 + half)
     assert (other.low, other.high) == (best.low, best.high)
 
 
-def test_without_repeats_the_best_mean_is_first_and_has_no_interval() -> None:
+def test_without_repeated_seeds_the_best_mean_is_first_and_has_no_interval() -> None:
     best, other = rank([run(0, 0.25, rate=1e-3), run(1, None, FAILED), run(2, 0.75, rate=1e-4)])
     assert (best.values, best.low, best.high) == ({"rate": 1e-4}, None, None)
     assert other.mean == 0.25
-    (best,) = rank(runs(("ppo", 0, 0.0), ("ppo", 1, 0.0)))  # which leaves nothing open
+    (best,) = rank(runs(("ppo", 0, 0.0), ("ppo", 1, 0.0)))  # equal scores leave no uncertainty
     assert (best.mean, best.low, best.high) == (0.0, 0.0, 0.0)
     assert rank([run(0, None, FAILED)]) == []
 
 
-def test_the_best_values_are_shown_with_how_they_were_chosen() -> None:
+def test_the_best_values_are_shown_with_how_they_were_selected() -> None:
     ranked = rank(runs(("a", 0, 0.5), ("a", 1, 0.6), ("b", 0, 0.5), ("b", 1, 0.4), ("c", 0, -9.0)))
     assert praise(ranked) == (
-        "best: 0.55 (0.1676 to 0.9324) over 2 seeds, ranked by lower end; "
-        "1 of 2 others may be as good"
+        "best: 0.55 (0.1676 to 0.9324) over 2 seeds (ranked by the lower bound of the interval); "
+        "1 of the other 2 may be just as good"
     )
-    assert "each tried once, so luck may decide" in praise(rank([run(0, 0.5)]))
+    assert "but with one seed it may be luck" in praise(rank([run(0, 0.5)]))
 
 
-def test_a_row_has_the_history_of_its_run_and_the_mean_of_its_values() -> None:
+def test_a_row_has_the_status_of_its_run_and_the_mean_of_its_values() -> None:
     tried = [
         run(0, 0.25, loss_fn="ppo", seed=0),
         run(1, None, FAILED, loss_fn="ppo", seed=1),

@@ -1,4 +1,4 @@
-"""What a sweep searches, and what its journal records."""
+"""Which values a sweep searches, and what its journal records."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ SEEDS = {"seed": "0,1,2"}
 
 
 def plan(**given: str) -> SweepPlan:
-    """Return the plan of a sweep of the game."""
+    """Return the plan of a sweep over the game."""
     return read_plan({**GAME, **given})
 
 
@@ -52,15 +52,15 @@ Cat, Float, Int = CategoricalDistribution, FloatDistribution, IntDistribution
             {"env": Cat(("identity", "guess_number")), "threads": Cat((None, 2))},
             4,
         ),
-        ({"seed": "0,1", "allow_hosts": "a,b"}, {"seed": Cat((0, 1))}, 2),  # a list itself
+        ({"seed": "0,1", "allow_hosts": "a,b"}, {"seed": Cat((0, 1))}, 2),  # allow_hosts is a list
         (
-            {"learning_rate": "1e-4..1e-2", **SEEDS},  # which share the default number of runs
+            {"learning_rate": "1e-4..1e-2", **SEEDS},  # both share the default run count
             {"learning_rate": Float(1e-4, 1e-2, log=True), "seed": Cat((0, 1, 2))},
             21,
         ),
     ],
 )
-def test_lists_and_ranges_are_searched(
+def test_lists_and_ranges_become_search_spaces(
     given: dict[str, str], space: dict[str, Any], trials: int
 ) -> None:
     found = plan(**given)
@@ -70,7 +70,7 @@ def test_lists_and_ranges_are_searched(
     assert found.search == ("grid" if is_grid else "random")
 
 
-def test_the_arguments_of_a_run_are_read_back_as_its_settings() -> None:
+def test_the_arguments_of_a_run_are_parsed_back_to_its_settings() -> None:
     found = plan(learning_rate="1e-5..1e-2", threads="None,2")
     chosen = parse(found.arguments({"learning_rate": 1.234567890123e-5, "threads": None}))
     assert (chosen.learning_rate, chosen.threads) == (1.234567890123e-5, None)
@@ -85,19 +85,19 @@ def test_the_arguments_of_a_run_are_read_back_as_its_settings() -> None:
 OWN = {"env": "", "train_tasks": "nowhere:T", "agent": "nowhere:a", "seed": "0,1"}
 
 
-def test_a_mistake_is_refused_with_what_to_do() -> None:
+def test_an_error_for_invalid_arguments_says_what_to_do() -> None:
     refused: list[tuple[Mapping[str, str], str]] = [
         ({}, "nothing to search.*learning_rate=1e-4,3e-4"),
         ({"base_url": "../a..b"}, "nothing to search"),
         ({"seed": "5..2"}, r"Got seed=5..2, expected a range such as 1..10: .*low"),
         ({"seed": "0..9:log"}, "expected a range such as 1..10: .*low.*log"),
-        ({"seed": "0..9", "search": "grid"}, "search=grid needs lists, and seed has a range"),
+        ({"seed": "0..9", "search": "grid"}, "search=grid only works with lists, but seed h"),
         ({"seed": "0,1", "search": "bayes"}, "search.* got 'bayes'"),
         ({"seed": "0,1", "trials": "5"}, "Got trials=5, expected 2, the size of the grid"),
         ({"seed": "0..9", "trials": "none"}, "trials.* got 'none'"),
         ({"seed": "0..9", "trials": "0"}, "trials must be at least 1, got 0"),
         ({**SEEDS, "trials": "10", "search": "tpe"}, "trials=10, expected a multiple of 3"),
-        ({"seed": "0,1", "test_tasks": ""}, "needs held-out tasks"),
+        ({"seed": "0,1", "test_tasks": ""}, "requires held-out tasks"),
         ({"seed": "0,1", "loss_fn": "ppo,poo"}, "poo"),
         ({"seed": "0,1", "group_size": "0,4"}, "group_size must be at least 1"),
         ({"seed": "0,1", "steps": "1.5..3"}, "1.5"),
@@ -116,7 +116,7 @@ RANDOM = plan(**DRAWN, trials="12")
 
 
 def do(record: Record, *endings: str) -> list[SweepRun]:
-    """Try one run per ending; a completed run scores its number."""
+    """Do one run per status. A completed run scores its number."""
     tried = []
     for ending in endings:
         run = record.next()
@@ -156,7 +156,7 @@ def test_a_torn_journal_line_is_skipped_and_an_invalid_journal_is_named(tmp_path
             Record(GRID, folder)
 
 
-def test_each_attempt_keeps_how_it_ended(tmp_path: Path) -> None:
+def test_each_attempt_keeps_its_status(tmp_path: Path) -> None:
     record = Record(GRID, tmp_path)
     do(record, "failed", "running", "interrupted")
     attempts = [run.attempts for run in record.runs]
@@ -185,12 +185,12 @@ def test_an_interrupted_random_search_draws_the_same_values(tmp_path: Path) -> N
 
 
 class Killed(BaseException):
-    """Stands for a kill in the middle of a call."""
+    """Simulates a kill in the middle of a call."""
 
 
 @pytest.mark.parametrize("call", ["ask", "enqueue_trial"])
 @pytest.mark.parametrize("chosen", [GRID, RANDOM], ids=["grid", "random"])
-def test_a_sweep_that_is_killed_during_a_draw_loses_no_run(
+def test_a_sweep_that_is_killed_while_drawing_loses_no_run(
     tmp_path: Path, monkeypatch: Patch, chosen: SweepPlan, call: str
 ) -> None:
     whole = tmp_path / "whole"
@@ -215,7 +215,7 @@ def test_a_sweep_that_is_killed_during_a_draw_loses_no_run(
 
 
 @pytest.mark.parametrize("search", ["random", "tpe"])
-def test_every_draw_of_values_gets_each_seed(tmp_path: Path, search: str) -> None:
+def test_every_drawn_combination_gets_each_seed(tmp_path: Path, search: str) -> None:
     chosen = plan(learning_rate="1e-4..1e-2", search=search, trials="6", **SEEDS)
     do(Record(chosen, tmp_path), "completed", "failed")
     record = Record(chosen, tmp_path)
@@ -231,7 +231,7 @@ def test_a_tpe_search_moves_towards_higher_scores(tmp_path: Path) -> None:
     record = Record(plan(learning_rate="1e-5..1e-1", search="tpe", trials="40"), tmp_path)
     rates = []
     while (run := record.next()) is not None:
-        rates.append(run.values["learning_rate"])  # the larger the better
+        rates.append(run.values["learning_rate"])  # the objective: larger is better
         record.finish(run, {"status": "completed", "seconds": 1.0, "error": ""}, rates[-1])
     assert len(rates) == 40
     assert sum(rates[20:]) > 2 * sum(rates[:10])

@@ -1,4 +1,4 @@
-"""A run's settings as the Cookbook's ``rl.train.Config``."""
+"""A run's settings converted to the Cookbook's ``rl.train.Config``."""
 
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ from evert.trainers.training.cookbook import SETTING_OF, cookbook_config, cookbo
 
 
 def config(*arguments: str, warm: CheckpointRecord | None = None) -> Any:
-    """Return the Config of a command line for the game identity."""
+    """Return the Config for a command line of the game identity."""
     settings = parse(["env=identity", *arguments])
     return cookbook_config(settings, Path("run"), embedded=True, warm=warm)
 
@@ -42,7 +42,7 @@ RETRY = RetryOnFailure(max_retries=5)
         ("dataset_builder.shuffle", "=False", False),
     ],
 )
-def test_a_field_is_set_by_its_path(name: str, given: str, value: object) -> None:
+def test_a_field_is_set_by_its_dotted_path(name: str, given: str, value: object) -> None:
     made = config("loss_fn=ppo", *(f"cookbook.{name}{each}" for each in given.split()))
     assert attrgetter(name)(made) == value
 
@@ -54,7 +54,7 @@ def test_values_from_python_are_passed_unchanged() -> None:
     assert (made.async_config, made.loss_fn_config) == (LATE, CLIPPED)
 
 
-def test_a_resumed_run_keeps_its_cookbook_fields_and_takes_more(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_cookbook_fields_and_accepts_more(tmp_path: Path) -> None:
     first = parse(["env=identity", "cookbook.temperature=0.8"])
     assert as_record(first)["cookbook"] == {"temperature": "0.8"}
     folder = RunFolder(tmp_path)
@@ -94,15 +94,15 @@ def test_rl_cannot_start_from_two_checkpoints() -> None:
         ("cookbook.dataset_builder.env_options.models.judge=x", "set by evert's own models.judge="),
         ("cookbook.dataset_builder.seats=a,b", "set by evert's own seats="),
         ("cookbook.temperature=hot", "cookbook.temperature takes a number, got 'hot'"),
-        ("cookbook.temperature=nan", "cookbook.temperature takes a finite number"),
+        ("cookbook.temperature=nan", "cookbook.temperature must be a finite number"),
         ("cookbook.temprature=1", "Did you mean 'cookbook.temperature'?"),
         ("cookbook.async_config.groups_per_batch=1", "cookbook.async_config.max_steps_off_policy"),
         ("cookbook.async_config.groups=1", "no setting 'cookbook.async_config.groups'"),
         ("loss_fn=mse", "loss_fn takes importance_sampling or ppo"),
-        ("cookbook=1", "cookbook takes a key after a dot, for example cookbook.temperature=0.8; g"),
+        ("cookbook=1", "cookbook needs a key after a dot, for example cookbook.temperature=0.8; g"),
     ],
 )
-def test_a_wrong_field_is_refused_by_its_typed_name(argument: str, said: str) -> None:
+def test_an_error_names_an_invalid_field_as_it_was_typed(argument: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         config(argument)
     assert said in str(refused.value)
@@ -118,7 +118,7 @@ def test_every_field_of_the_config_can_be_set() -> None:
 def test_help_lists_the_fields_with_their_defaults_and_types() -> None:
     shown = " ".join(usage(["cookbook"]).split())
     assert "cookbook.temperature=1.0 a number" in shown
-    assert "cookbook.async_config.groups_per_batch= a whole number" in shown
+    assert "cookbook.async_config.groups_per_batch= an integer" in shown
     assert "cookbook.dataset_builder.shuffle=True True or False" in shown
     assert "env_options" not in shown
     assert "--help cookbook" in " ".join(usage([]).split())

@@ -1,4 +1,4 @@
-"""Runs in which episodes fail. Their kinds and counts are tested in ``test_tally.py``."""
+"""Runs in which episodes fail. ``test_tally.py`` tests how failures are classified and counted."""
 
 import re
 import shlex
@@ -134,11 +134,11 @@ def result() -> dict[str, Any]:
     return folder().read_json(RESULT) or {}
 
 
-def test_a_first_batch_without_a_call_is_skipped_and_the_next_trained_on(run: Run) -> None:
+def test_a_first_batch_without_a_call_is_skipped_and_the_next_one_is_trained_on(run: Run) -> None:
     shown = run("calls_from_the_second_batch_on", "steps=3")
     assert "step 1 is skipped: 4 of 4 episodes failed (4 episodes without a model call)" in shown
     assert "training: step 1/3  failed 100%" in shown
-    assert "1 batches were skipped: nothing could be learned from them" in shown
+    assert "1 batches were skipped because there was nothing to learn" in shown
     steps = folder().steps()
     assert [row["step"] for row in steps] == [0, 1, 2]
     assert [row[SKIPPED] for row in steps] == [1.0, 0.0, 0.0]
@@ -150,7 +150,7 @@ def test_a_first_batch_without_a_call_is_skipped_and_the_next_trained_on(run: Ru
 def test_with_failed_steps_0_a_run_may_skip_every_batch(run: Run) -> None:
     run("no_call", "steps=2", "failed_steps=0", "test_tasks=failing_agents:TEST")
     assert result()["skipped_batches"] == 2
-    assert result()["held_out"]["after"]["greedy"]["reward"] == 25.125  # what it returns
+    assert result()["held_out"]["after"]["greedy"]["reward"] == 25.125  # the agent's reward
     assert folder().plot.exists()
     run("no_call", "steps=3", "failed_steps=0", "test_tasks=failing_agents:TEST")
     assert [row["step"] for row in folder().steps()] == [0, 1, 2]
@@ -191,7 +191,7 @@ TRACEBACK = """\
   LookupError: no table """
 
 
-def test_failures_are_reported_once_and_three_failed_steps_end_the_run(
+def test_failures_are_reported_once_and_three_failed_steps_stop_the_run(
     run: Run, capsys: Shown
 ) -> None:
     tests = "test_tasks=failing_agents:TEST"
@@ -203,22 +203,22 @@ def test_failures_are_reported_once_and_three_failed_steps_end_the_run(
         "most common, 4 times: LookupError: no table ",
         "\n  The tables are: none.\n",
         TRACEBACK.format(home=Path.cwd()),
-        "Correct the agent where the traceback points. ",
+        "Fix the agent at the line shown in the traceback. ",
         "step 1 is skipped: 4 of 4 episodes failed (4 agent errors) as before",
     ):
         assert part in shown
     assert shown.count("Traceback") == 1
     for part in (
-        "error: In 3 steps in a row nearly all episodes failed: 12 of 12 episodes failed "
+        "error: In 3 consecutive steps, nearly all episodes failed: 12 of 12 episodes failed "
         "(12 agent errors). The most common failure: LookupError: no table ",
-        "Correct the agent where the traceback points. ",
-        "With failed_steps=0 the run would continue",
+        "Fix the agent at the line shown in the traceback. ",
+        "To continue anyway, set failed_steps=0.",
         "To resume: ",
     ):
         assert part in error
     assert "Traceback" not in error
     assert [row["step"] for row in read_jsonl(Path("run/batches.jsonl"))] == [0, 1, 2]
-    run("raises", "steps=5", "failed_steps=0", tests)  # a resumed run may change it
+    run("raises", "steps=5", "failed_steps=0", tests)  # resuming may change failed_steps
 
 
 def test_a_few_failures_are_reported_only_at_the_end(run: Run) -> None:
@@ -246,7 +246,7 @@ def test_any_other_failure_stops_the_run(mode: list[str], monkeypatch: Patch, ru
     def broken(self: Any, *arguments: Any, **options: Any) -> Any:
         raise SamplingRequestError("the sampler is on fire")
 
-    for name in ("sample_async", "sample"):  # of the Cookbook 0.5 and 0.6
+    for name in ("sample_async", "sample"):  # Cookbook 0.5 and 0.6
         monkeypatch.setattr(SamplingClient, name, broken)
     assert "error: the sampler is on fire" in run("some_raise", "steps=2", *mode, status=1)
 
@@ -258,22 +258,22 @@ def test_failures_are_left_out_and_counted_in_every_mode(mode: list[str], run: R
 
 
 def test_overlapping_batches_without_a_call_are_skipped_and_counted(run: Run) -> None:
-    # One at a time. On a busy machine groups of two batches may come together: then there are
-    # too few for a third step, and no batch is skipped.
+    # parallel=1, because on a busy machine, groups of two batches could arrive together. Too few
+    # would then be left for a third step, and no batch would be skipped.
     shown = run("calls_from_the_second_batch_on", "steps=3", "parallel=1", *ASYNC)
     assert sum(result()["failures"]["kinds"].values()) == 4
     assert len(folder().steps()) == 2
-    assert "1 batches were skipped" in shown or "2 of 3 steps were trained" in shown
+    assert "1 batches were skipped" in shown or "2 of 3 steps trained the model" in shown
 
 
 @pytest.mark.parametrize("mode", [STREAM, ASYNC, RETRY], ids=["stream", "async", "retry"])
-def test_only_failed_episodes_end_a_run_in_every_mode(mode: list[str], run: Run) -> None:
+def test_a_run_in_which_all_episodes_fail_stops_in_every_mode(mode: list[str], run: Run) -> None:
     error = run("raises", "steps=4", *mode, status=1)
     if mode is STREAM and version("tinker-cookbook") < "0.6":
-        assert "error: Nothing could be learned from a whole batch" in error
-        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in error
+        assert "error: A batch contained nothing to learn from" in error
+        assert "Disable stream_minibatch_config or install tinker-cookbook 0.6" in error
     else:
-        assert "steps in a row nearly all episodes failed" in error
+        assert "consecutive steps, nearly all episodes failed" in error
 
 
 @pytest.mark.parametrize(
@@ -286,5 +286,5 @@ def test_removing_all_constant_groups_of_a_batch_gives_a_clear_error(
     fails = mode is STREAM and version("tinker-cookbook") < "0.6"
     error = run("always_earns_one", "steps=1", removing, *mode, status=int(fails))
     if fails:
-        assert "whole batch (the rewards of each group are equal, and remove_constant_" in error
-        assert "Train without stream_minibatch_config, or install tinker-cookbook 0.6" in error
+        assert "(every group has equal rewards, and remove_constant_reward_groups is" in error
+        assert "Disable stream_minibatch_config or install tinker-cookbook 0.6" in error

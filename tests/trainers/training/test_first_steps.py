@@ -1,4 +1,4 @@
-"""Warnings about settings that cannot learn, or are surely a mistake."""
+"""Warnings about settings that cannot learn or are almost certainly a mistake."""
 
 import io
 import re
@@ -24,13 +24,13 @@ def settings(**values: Any) -> TrainSettings:
     ("values", "tasks", "pattern"),
     [
         ({}, {}, None),
-        ({"group_size": 1}, {}, "group_size=1 teaches nothing"),
+        ({"group_size": 1}, {}, "nothing can be learned with group_size=1"),
         ({"group_size": 1, "cookbook": {"dataset_builder.gamma": 0.9}}, {}, None),
         ({"batch_size": 100}, {}, None),
-        ({"batch_size": 101}, {}, "batch_size=101 is more than the number of tasks: .* all 100"),
+        ({"batch_size": 101}, {}, "batch_size=101 is larger than the number of tasks.* all 100"),
         ({"batch_size": 101, "sampler": "evert:Curriculum"}, {}, None),
-        ({"max_tokens": 1}, {}, "max_tokens=1 cuts every reply"),
-        ({"batch_size": 2}, {"train_tasks": "hello"}, "train_tasks is a string .'hello'., so each"),
+        ({"max_tokens": 1}, {}, "max_tokens=1 truncates all rep"),
+        ({"batch_size": 2}, {"train_tasks": "hello"}, "train_tasks is a string .'hello'., so ever"),
         ({}, {"test_tasks": "hello"}, "test_tasks is a string .'hello'."),
     ],
 )
@@ -49,14 +49,14 @@ def row(step: int, **metrics: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("values", "rows", "patterns"),
     [
-        ({}, [{CUT: 1.0, MIXED: 0.5}, {CUT: 1.0, MIXED: 0.0}], ["Every reply of step 1 was cut"]),
-        ({}, [{CUT: 0.9, MIXED: 0.0}, {CUT: 1.0, MIXED: 0.5}], ["Every reply of step 2 was cut"]),
+        ({}, [{CUT: 1.0, MIXED: 0.5}, {CUT: 1.0, MIXED: 0.0}], ["All replies of step 1 were tru"]),
+        ({}, [{CUT: 0.9, MIXED: 0.0}, {CUT: 1.0, MIXED: 0.5}], ["All replies of step 2 were tru"]),
         ({}, [{CUT: 0.9, MIXED: 0.0}, {CUT: 0.9, MIXED: 0.0}, {}], ["In the first two steps"]),
         ({}, [{MIXED: 0.1}, {MIXED: 0.1}, {CUT: 1.0, MIXED: 0.0}], []),
-        ({"group_size": 1, "max_tokens": 1}, 2 * [{CUT: 1.0, MIXED: 0.0}], []),  # warned of before
+        ({"group_size": 1, "max_tokens": 1}, 2 * [{CUT: 1.0, MIXED: 0.0}], []),  # warned earlier
     ],
 )
-def test_the_first_two_steps_warn_of_truncated_replies_and_equal_rewards(
+def test_truncated_replies_and_equal_rewards_in_the_first_two_steps_give_a_warning(
     values: dict[str, Any], rows: list[dict[str, float]], patterns: list[str]
 ) -> None:
     texts = list[str]()
@@ -81,9 +81,9 @@ def test_a_warning_is_shown_and_logged_once_even_if_the_run_is_resumed(tmp_path:
         evert.train(agent, ["a", "b"], steps=steps, **options)
     log = (tmp_path / "run" / "logs.log").read_text()
     for text in (
-        "batch_size=3 is more than the number of tasks",
-        "Every reply of the held-out tasks was cut at its cap (max_tokens=2",
-        "In the first two steps all rewards of each group were equal",
+        "batch_size=3 is larger than the number of tasks",
+        "All replies of the held-out tasks were truncated at max_tokens=2",
+        "In the first two steps, all rewards within each group were equal",
     ):
         where = shown.getvalue().count(f"warning: {text}"), log.count(f"[WARNING] {text}")
         assert where == (1, 1), text

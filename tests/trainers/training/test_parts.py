@@ -1,4 +1,4 @@
-"""The parts of the training command, without training."""
+"""Parts of the training command, without any training."""
 
 import io
 import json
@@ -45,7 +45,7 @@ OWN = {"agent": "my.module:my_agent", "train_tasks": "my.module:TASKS"}
 
 
 def settings(**values: Any) -> TrainSettings:
-    """Return settings, by default with a user's agent."""
+    """Return settings, by default with a user's own agent."""
     return TrainSettings(**{**OWN, **values})
 
 
@@ -56,7 +56,7 @@ def test_every_recipe_is_complete_and_its_import_paths_work() -> None:
         assert (chosen.env, bool(chosen.test_tasks)) == (env, True)
 
 
-def test_a_loss_whose_inputs_the_cookbook_does_not_send_is_refused(monkeypatch: Patch) -> None:
+def test_a_loss_that_needs_inputs_the_cookbook_does_not_send_is_refused(monkeypatch: Patch) -> None:
     chosen = parse(["env=identity", "loss_fn=stable_reinforce"])
     monkeypatch.setattr(data_processing, "trajectory_to_data", lambda *_, include_provenance=1: [])
     assert check_settings(chosen).settings.loss_fn == "stable_reinforce"
@@ -69,8 +69,8 @@ def test_the_command_line_overrides_every_value_of_a_recipe() -> None:
     chosen = parse(["env=identity", "steps=3", "batch_size=2", "learning_rate=0.5", "loss_fn=ppo"])
     assert (chosen.steps, chosen.batch_size, chosen.learning_rate) == (3, 2, 0.5)
     assert (chosen.loss_fn, chosen.max_tokens) == ("ppo", games()["identity"].recipe["max_tokens"])
-    assert parse(["env=guess-number"]).env == "guess_number"  # as it may be written
-    assert parse(["env=identity", "wandb_name=inf"]).wandb_name == "inf"  # which is a text here
+    assert parse(["env=guess-number"]).env == "guess_number"  # another spelling of the name
+    assert parse(["env=identity", "wandb_name=inf"]).wandb_name == "inf"  # here, inf is text
 
 
 def test_an_impossible_size_rate_time_or_device_is_refused() -> None:
@@ -82,7 +82,7 @@ def test_an_impossible_size_rate_time_or_device_is_refused() -> None:
             with pytest.raises(RecipeError, match=f"{name} must be above 0, got {value}"):
                 settings(**{name: value})
     for device in ("gpu", "cuda:", "CPU", ""):
-        with pytest.raises(RecipeError, match=f"device takes auto, cpu, .*got '{device}'"):
+        with pytest.raises(RecipeError, match=f"device must be auto, cpu, .*got '{device}'"):
             settings(device=device)
 
 
@@ -96,19 +96,21 @@ def test_only_settings_that_affect_learning_count_as_differences() -> None:
         "seed: 0 -> 3",
     ]
     older = as_record(settings())
-    del older["league"], older["test_opponent"]  # which it did not have yet
+    del older["league"], older["test_opponent"]  # settings added after that run
     assert not differences(older, settings())
     assert differences(older, settings(test_opponent="perfect")) == [
         "test_opponent: '' -> 'perfect'"
     ]
 
 
-def test_the_engine_is_chosen_by_the_key_and_the_model(monkeypatch: Patch, tmp_path: Path) -> None:
+def test_the_engine_depends_on_the_api_key_and_the_model(
+    monkeypatch: Patch, tmp_path: Path
+) -> None:
     qwen, is_set = {"model_name": "Qwen/Qwen3-8B"}, "TINKER_API_KEY is set"
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     for values in ({}, qwen):
         chosen = choose_engine(settings(**values))
-        assert chosen == EngineChoice("embedded", "no TINKER_API_KEY is set")
+        assert chosen == EngineChoice("embedded", "TINKER_API_KEY is not set")
     for values in ({"engine": "service"}, {**qwen, "base_url": "http://x"}):
         with pytest.raises(RecipeError, match="TINKER_API_KEY is not set"):
             choose_engine(settings(**values))
@@ -120,13 +122,13 @@ def test_the_engine_is_chosen_by_the_key_and_the_model(monkeypatch: Patch, tmp_p
     assert choose_engine(settings(model_name=str(tmp_path))).kind == "embedded"
     for values in (qwen, {"engine": "service", "base_url": "http://x"}):
         assert choose_engine(settings(**values)) == EngineChoice("service", is_set)
-    with pytest.raises(RecipeError, match="ships with evert and is not on any service"):
+    with pytest.raises(RecipeError, match="ships with evert and is not available on any service"):
         choose_engine(settings(engine="service"))
-    tiny = settings().model_name  # which gets one thread by itself
+    tiny = settings().model_name  # one thread by default
     assert (threads_of(None, tiny), threads_of(4, tiny), threads_of(None, "Q")) == (1, 4, None)
 
 
-def test_the_engine_describes_itself_and_has_the_requested_dtype(
+def test_the_engine_describes_itself_and_uses_the_requested_dtype(
     tiny_model: str, tmp_path: Path
 ) -> None:
     chosen = settings(
@@ -158,7 +160,7 @@ def test_the_sdk_is_patched_only_for_a_self_hosted_service(
 
 
 def open_and_leave(made: TrainSettings) -> RunFolder:
-    """Open a run that only reached its scores before training; return its folder."""
+    """Open a run that got only as far as its scores before training; return its folder."""
     with open_run(made, str) as folder:
         folder.write_json(RUN, {"settings": as_record(made)})
         folder.write_json(BEFORE, {})
@@ -174,7 +176,7 @@ def test_a_new_run_gets_its_own_folder(monkeypatch: Patch, tmp_path: Path) -> No
     assert [slug("Qwen/Qwen3 8B?"), slug("///")] == ["Qwen-Qwen3-8B", "run"]
 
 
-def test_the_same_run_is_opened_again_and_another_is_refused(tmp_path: Path) -> None:
+def test_the_same_run_is_opened_again_and_a_different_one_is_refused(tmp_path: Path) -> None:
     mine = settings(log_path=str(tmp_path), allow_hosts=("a",), cookbook={"temperature": 0.5})
     folder = open_and_leave(mine)
     folder.write_json(RUN, {"settings": {**as_record(mine), "of_old": 1}})
@@ -182,7 +184,7 @@ def test_the_same_run_is_opened_again_and_another_is_refused(tmp_path: Path) -> 
         assert again.resumed
     assert as_record(parse([f"log_path={tmp_path}"])) == as_record(mine)
     before = sorted(tmp_path.rglob("*"))
-    said = r"seed: 0 -> 1\nTo resume it, leave these out.*choose another log_path"
+    said = r"seed: 0 -> 1\nTo resume it, leave these set.*choose a different log_path"
     with pytest.raises(RunFolderError, match=said):
         open_and_leave(chz.replace(mine, seed=1))
     assert sorted(tmp_path.rglob("*")) == before
@@ -202,7 +204,7 @@ def test_a_run_that_fails_before_its_first_scores_leaves_no_folder(tmp_path: Pat
         assert not folder.resumed
 
 
-def test_a_second_process_in_a_run_folder_changes_nothing(tmp_path: Path) -> None:
+def test_a_second_process_cannot_change_anything_in_a_run_folder(tmp_path: Path) -> None:
     mine, log = settings(log_path=str(tmp_path)), tmp_path / "logs.log"
     with open_run(mine, str) as folder:
         log.write_text("at work")
@@ -216,7 +218,7 @@ def test_a_second_process_in_a_run_folder_changes_nothing(tmp_path: Path) -> Non
 def test_a_record_with_invalid_values_is_refused_with_the_value(tmp_path: Path) -> None:
     mine = settings(log_path=str(tmp_path))
     open_and_leave(mine).write_json(RUN, {"settings": {**as_record(mine), "steps": [3]}})
-    with pytest.raises(UsageError, match=r"steps takes a whole number, got \(3,\)"):
+    with pytest.raises(UsageError, match=r"steps takes an integer, got \(3,\)"):
         parse([f"log_path={tmp_path}"])
 
 
@@ -226,15 +228,15 @@ def test_the_rows_of_a_step_are_merged_and_later_summaries_are_not_steps(tmp_pat
 
     rows = [
         of(0, x=1),
-        {"step": 0, HELD_OUT_REWARD: 0.25},  # so the Cookbook writes it where steps overlap
+        {"step": 0, HELD_OUT_REWARD: 0.25},  # written separately when steps overlap
         of(1, x=2),
-        of(1, x=3),  # done again
-        {"tokens/cumulative/sampled": 3},  # and so, since 0.6, after the last step
+        of(1, x=3),  # step 1 repeated
+        {"tokens/cumulative/sampled": 3},  # since Cookbook 0.6, written after the last step
         {"step": 2, HELD_OUT_REWARD: 0.25},
         {"step": 2, "tokens/cumulative/sampled": 5},
     ]
     assert steps_of(tmp_path, rows) == [rows[0] | rows[1], rows[3]]
-    record = {"step": 1, "metrics": {FAILED: 0.25}}  # what became of a batch
+    record = {"step": 1, "metrics": {FAILED: 0.25}}  # from the batch records
     (tmp_path / BATCHES).write_text(f'{json.dumps(record)}\n{{"odd": 1}}\n{{"step": 7}}\n')
     assert steps_of(tmp_path, rows)[1] == rows[3] | {FAILED: 0.25}
 
@@ -272,7 +274,7 @@ def test_a_long_run_prints_a_few_lines_with_each_held_out_score_once(tmp_path: P
     assert "held-out 0.25" in bar
 
 
-def test_only_a_step_advances_the_display(tmp_path: Path, capsys: Shown) -> None:
+def test_the_progress_display_advances_only_on_steps(tmp_path: Path, capsys: Shown) -> None:
     rows: list[Mapping[str, Any]] = [
         {"tokens/cumulative/sampled": 3},
         {"step": 0, "progress/done_frac": 1.0, TRAIN_REWARD: 0.5},
@@ -290,7 +292,7 @@ def test_only_a_step_advances_the_display(tmp_path: Path, capsys: Shown) -> None
     assert len(text.splitlines()) == 1
 
 
-def test_a_failing_display_or_tracker_ends_the_training_at_once(tmp_path: Path) -> None:
+def test_a_failing_display_or_tracker_stops_the_training_immediately(tmp_path: Path) -> None:
     def take(row: Mapping[str, Any]) -> None:
         raise OSError("no space")
 
@@ -300,7 +302,7 @@ def test_a_failing_display_or_tracker_ends_the_training_at_once(tmp_path: Path) 
             logger.log_metrics({TRAIN_REWARD: 0.5}, 0)
 
 
-def test_a_run_needs_no_git(monkeypatch: Patch) -> None:
+def test_training_works_without_git(monkeypatch: Patch) -> None:
     monkeypatch.setenv("PATH", "")
     cookbook: Any = ml_log
     with redacting():
@@ -318,11 +320,11 @@ def test_changes_that_are_not_utf_8_are_left_out_of_code_diff(
     (tmp_path / "a.csv").write_bytes(b"th\xe9\n")
     cookbook: Any = ml_log
     with redacting():
-        assert "its changes are not in UTF-8" in cookbook.code_state()
+        assert "its changes are not included" in cookbook.code_state()
 
 
 def test_a_run_has_one_score_of_its_untrained_weights(tmp_path: Path) -> None:
-    """The Cookbook's score of step 0 is of other episodes than the table's, so it is replaced."""
+    """The Cookbook scores step 0 on other episodes than the table does; that score is replaced."""
     rows = [step_row(0, -0.27), step_row(1, 0.1)]
     assert steps_of(tmp_path, rows) == rows
     scores = {"greedy": {"reward": -1.0}, "temperature_1": {"reward": -0.17}}

@@ -1,4 +1,4 @@
-"""A run that was stopped anywhere, in any way, resumes to the curve of an uninterrupted one."""
+"""A run that was stopped at any point, in any way, resumes to the curve of an uninterrupted run."""
 
 import json
 import shlex
@@ -38,7 +38,7 @@ def steps_written(folder: RunFolder) -> list[int]:
 
 
 def saved(folder: RunFolder) -> set[str]:
-    """Return the names in the store, by kind."""
+    """Return the names in the store, with the type of weights."""
     paths = (folder.path / "checkpoints").glob("*/*weights/*")
     return {f"{path.parent.name}/{path.name}" for path in paths}
 
@@ -56,7 +56,7 @@ def forget(folder: RunFolder, name: str) -> None:
     files.keep_lines(listed, lambda record: record.get("name") != name)
 
 
-def test_a_killed_run_resumes_with_the_same_figures(finished: RunFolder, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_with_the_same_metrics(finished: RunFolder, tmp_path: Path) -> None:
     names = ["settings", "first checkpoint", "scores after"] if IS_NIGHT else ["first checkpoint"]
     stops = [kill9.Moment(name, 0.0, kill9.APPEARS[name]) for name in names]
     wanted = kill9.state(finished.path)
@@ -84,7 +84,7 @@ def test_sigterm_does_what_ctrl_c_does(tmp_path: Path, monkeypatch: Patch, cli: 
     assert (process.returncode, errors) == (INTERRUPTED, "")
     done = folder.steps_done()
     assert 2 <= done < 200
-    assert f"Interrupted after {done} steps; they are saved in run. To resume:" in shown
+    assert f"Interrupted after {done} steps, which are saved in run. To resume:" in shown
 
     printed = shlex.split(shown.strip().splitlines()[-1])
     assert printed[:2] == ["evert", "train"]
@@ -101,7 +101,7 @@ def test_a_finished_run_keeps_the_requested_checkpoints(finished: RunFolder) -> 
     assert not [record for record in finished.checkpoints() if record.get("rolling")]
 
 
-def test_only_the_rolling_checkpoint_to_resume_from_is_kept(copied: RunFolder) -> None:
+def test_only_the_rolling_checkpoint_needed_for_resuming_is_kept(copied: RunFolder) -> None:
     (final,) = (copied.path / "checkpoints").glob("*/weights/final")
     for name in ("000004", "000005", "000007", ".draft-1", "unlisted"):
         shutil.copytree(final, final.with_name(name))
@@ -122,17 +122,17 @@ def test_a_kill_between_a_checkpoint_and_its_metrics_loses_no_row(
     files.keep_lines(copied.path / files.METRICS, lambda row: row["step"] < rows)
     for name in (files.METRICS, files.CHECKPOINTS, files.BATCHES):
         file = copied.path / name
-        file.write_bytes(file.read_bytes().rstrip(b"\n"))  # a line without its end is no trap
+        file.write_bytes(file.read_bytes().rstrip(b"\n"))  # without the last newline
     assert copied.steps_done() == (2 if lost == "final" else 3)
     shown = resume(cli, copied)
     assert "resuming after step 2" in shown
-    assert " s since the run was resumed, of which training " in shown
+    assert " s since the run was resumed, including " in shown
     assert steps_written(copied) == [0, 1, 2]
     assert rewards(copied) == rewards(finished)
     assert not list(copied.path.glob("*.broken"))
 
 
-def test_a_run_killed_before_its_final_checkpoint_gets_it_on_resuming(
+def test_a_run_killed_before_its_final_checkpoint_gets_it_when_resumed(
     copied: RunFolder, finished: RunFolder, cli: Cli
 ) -> None:
     (final,) = (copied.path / "checkpoints").glob("*/weights/final")
@@ -140,28 +140,30 @@ def test_a_run_killed_before_its_final_checkpoint_gets_it_on_resuming(
     shutil.rmtree(final.parents[1] / "sampler_weights" / "final")
     forget(copied, "final")
     list_rolling(copied, final.parents[1].name, 3)
-    assert "all 3 steps are done" in resume(cli, copied)
+    assert "all 3 steps are already done" in resume(cli, copied)
     assert copied.after == finished.after
     assert saved(copied) == saved(finished)
 
 
-def test_a_damaged_checkpoint_falls_back(copied: RunFolder, finished: RunFolder, cli: Cli) -> None:
+def test_a_damaged_checkpoint_falls_back_to_an_earlier_one(
+    copied: RunFolder, finished: RunFolder, cli: Cli
+) -> None:
     for file in copied.path.glob("checkpoints/*/weights/final/*.safetensors"):
         part = file.read_bytes()[:1000]
         file.unlink()
         file.write_bytes(part)
-    text = "the newest checkpoint is damaged or missing: resuming after step 2"
+    text = "the latest checkpoint is damaged or missing: resuming after step 2"
     assert text in resume(cli, copied)
     assert rewards(copied) == rewards(finished)
 
 
-def test_a_lost_checkpoint_list_is_an_error_and_lost_checkpoints_restart_the_run(
+def test_a_lost_checkpoint_list_is_an_error_but_lost_checkpoints_restart_the_run(
     copied: RunFolder, finished: RunFolder, cli: Cli
 ) -> None:
     listed, before = copied.path / files.CHECKPOINTS, saved(copied)
     text = listed.read_text()
     listed.unlink()
-    assert "lists no checkpoint, but" in resume(cli, copied, status=1)
+    assert "lists no checkpoints, but" in resume(cli, copied, status=1)
     assert saved(copied) == before
     listed.write_text(text)
     shutil.rmtree(copied.path / "checkpoints")
@@ -180,7 +182,7 @@ def test_a_run_cannot_be_resumed_with_another_engine(copied: RunFolder) -> None:
         prepare_folder(folder, settings, (), "embedded", None)  # type: ignore[arg-type]
 
 
-def test_a_run_ignores_batches_of_one_killed_in_its_first_step(tmp_path: Path) -> None:
+def test_batches_of_a_run_killed_in_its_first_step_are_ignored(tmp_path: Path) -> None:
     (tmp_path / files.RUN).write_text("{}")
     (tmp_path / files.BATCHES).write_text('{"step": 0, "episodes": 8, "kinds": {"no_call": 8}}\n')
     settings = train.parse(["env=identity", f"log_path={tmp_path}"])
@@ -207,22 +209,24 @@ ls -A $2/run > $5/left
 
 
 def can_mount() -> bool:
-    """Return whether this user may mount a file system in its own namespace."""
+    """Return whether this user can mount a file system in a namespace of its own."""
     unshare = shutil.which("unshare")
     command = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]
     return unshare is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.nightly  # test_train.py has a failed write of each kind
-@pytest.mark.skipif(not can_mount(), reason="no mount namespace here")
+@pytest.mark.nightly  # test_train.py covers every type of failed write
+@pytest.mark.skipif(not can_mount(), reason="mount namespaces are not available")
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        ("64k", "cannot be written to: No space left on device"),  # in its first step
-        ("16m", "No space left on device"),  # in a checkpoint
+        ("64k", "cannot be written to: No space left on device"),  # during the first step
+        ("16m", "No space left on device"),  # during a checkpoint
     ],
 )
-def test_a_full_disk_is_one_error_and_the_run_resumes(tmp_path: Path, size: str, text: str) -> None:
+def test_a_full_disk_gives_a_single_error_and_the_run_can_be_resumed(
+    tmp_path: Path, size: str, text: str
+) -> None:
     (disk := tmp_path / "disk").mkdir()
     arguments = [size, str(disk), sys.executable, SETTINGS, str(tmp_path)]
     subprocess.run(["unshare", "-rm", "sh", "-c", SCRIPT, "sh", *arguments], check=True)

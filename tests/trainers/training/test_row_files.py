@@ -1,4 +1,4 @@
-"""Demonstrations and tasks in files: every form, every bad row, and what a run records of them."""
+"""Files of demonstrations and tasks: all formats, all invalid rows, and what runs record."""
 
 import csv
 import json
@@ -70,7 +70,7 @@ def parquet(path: Path, *rows: Any) -> str:
 
 
 async def looks(client: AgentClient, task: float) -> float:
-    """Make the calls of ``USED``, after a reply of the agent's own; the task is the reward."""
+    """Make the calls from ``USED``, after a reply written by the agent itself; return the task."""
     messages: list[Any] = [SYSTEM, HI]
     tools = [LOOK]
     for sent in ({"role": "tool", "content": "a wall"}, AGAIN, None):
@@ -93,7 +93,7 @@ async def records(folder: Path, *tasks: float) -> str:
 
 
 def learned(shown: Any, renderer_name: str = "qwen3_instruct") -> list[tuple[list[int], str]]:
-    """Return each datum of a conversation: all tokens, and the text of the trained ones."""
+    """Return all tokens and the trained text of each datum in a conversation."""
     renderer = get_renderer(renderer_name, base_tokenizer())
     data = []
     for datum in data_of(shown, prompt_renderer(renderer)):
@@ -107,7 +107,7 @@ def learned(shown: Any, renderer_name: str = "qwen3_instruct") -> list[tuple[lis
     return data
 
 
-async def test_a_conversation_is_learned_alike_in_every_form(tmp_path: Path) -> None:
+async def test_a_conversation_gives_the_same_data_in_every_format(tmp_path: Path) -> None:
     tools = {"tools": [LOOK]}
     forms = {
         "openai": lines(tmp_path / "a.jsonl", {"messages": USED, **tools}),
@@ -135,7 +135,7 @@ async def test_a_conversation_is_learned_alike_in_every_form(tmp_path: Path) -> 
     assert learned(read_demonstrations(texts, None)[0]) == learned([HI, BYE])
 
 
-def test_with_a_renderer_that_changes_history_each_reply_has_its_own_datum() -> None:
+def test_each_reply_has_its_own_datum_if_the_renderer_changes_history() -> None:
     prompts = prompt_renderer(get_renderer("qwen3", base_tokenizer()))
     thought = {**BYE, "reasoning_content": "Hm."}
     data = learned({"messages": [HI, thought, HI, BYE]}, "qwen3")
@@ -159,9 +159,9 @@ async def test_skipped_rows_and_replies_are_counted(tmp_path: Path) -> None:
     rows = read_demonstrations(path, None)
     assert [text for row in rows[:2] for _, text in learned(row)] == ["Bye.<|im_end|>"] * 2
     assert describe(rows) == (
-        "6 conversations; 3 with nothing to learn, left out; 1 repeated; 1 with messages after the "
-        "last learned reply; 1 with a call to a tool that is not among their tools; 1 with the "
-        "field 'id', ignored"
+        "6 conversations; 3 skipped (nothing to learn); 1 repeated; 1 with messages after the "
+        "last reply to learn; 1 that call a tool which is not in their list of tools; 1 with the "
+        "field 'id', which is ignored"
     )
     played = await records(tmp_path / "records", 0.5, 1.0)
     assert [len(read_demonstrations(played, least)) for least in (1.0, 0.5, None)] == [1, 2, 2]
@@ -172,10 +172,10 @@ async def test_skipped_rows_and_replies_are_counted(tmp_path: Path) -> None:
 REPLY = {"role": "assistant", "content": None}
 BAD: list[tuple[str, Any, str]] = [
     ("a.jsonl", b"{}\n[\n", "line 1 has the fields ; expected messages, conversations, or"),
-    ("b.jsonl", b'\n{"messages": [\n', "line 2 is not JSON (Expecting value"),
+    ("b.jsonl", b'\n{"messages": [\n', "line 2 is not valid JSON (Expecting value"),
     ("c.jsonl", b'{"x": "\xff"}\n', "line 1 is not UTF-8"),
-    ("d.jsonl", b"[" * 100_000, "line 1 is not JSON (maximum recursion"),
-    ("e.jsonl", b" " * 20_000, "line 1 has more than 10,000 bytes"),
+    ("d.jsonl", b"[" * 100_000, "line 1 is not valid JSON (maximum recursion"),
+    ("e.jsonl", b" " * 20_000, "line 1 is longer than 10,000 bytes"),
     ("f.jsonl", 5, "line 1: the row is 5; expected an object"),
     ("g.jsonl", {"messages": []}, "line 1: messages is []; expected a list of"),
     ("h.jsonl", {"messages": [{**BYE, "weigth": 0}]}, "messages[0].weigth is 0; expected one of"),
@@ -189,15 +189,15 @@ BAD: list[tuple[str, Any, str]] = [
     ("p.jsonl", {"conversations": [{"from": "x"}]}, "line 1: conversations[0] is {'from': 'x'};"),
     ("q.jsonl", {"prompt": 1, "completion": ""}, "line 1: prompt is 1; expected a string or a"),
     ("r.csv", b"prompt,completion\na\n", "line 2 has too many or too few fields; expected 2: "),
-    ("s.csv", b'prompt,completion\na,"b\n', "line 2 is not CSV: unexpected end of data"),
-    ("t.csv", b"prompt,prompt\n", "line 1 has a column twice: prompt, prompt."),
+    ("s.csv", b'prompt,completion\na,"b\n', "line 2 is not valid CSV: unexpected end of data"),
+    ("t.csv", b"prompt,prompt\n", "line 1 has duplicate column names: prompt, prompt."),
     ("u.parquet", b"PAR1 no PAR1", "cannot be read"),
-    ("v.jsonl", {"messages": [HI]}, "has 1 rows, and none has a reply to learn."),
+    ("v.jsonl", {"messages": [HI]}, "has 1 rows, but none of them contains a re"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "content", "text"), BAD, ids=[row[0] for row in BAD])
-def test_a_bad_row_is_named_by_file_line_and_field(
+def test_the_error_for_a_bad_row_has_its_file_line_and_field(
     name: str, content: Any, text: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -210,16 +210,16 @@ def test_a_bad_row_is_named_by_file_line_and_field(
     assert text in str(raised.value)
 
 
-def test_a_conversation_longer_than_the_context_is_named() -> None:
+def test_the_error_for_a_conversation_longer_than_the_context_names_it() -> None:
     prompts = prompt_renderer(None)
     assert data_of([HI, BYE], prompts, limit=20)
     with pytest.raises(
-        DemonstrationsError, match=r"FILE, line 3 has \d+ tokens; the model takes 9"
+        DemonstrationsError, match=r"FILE, line 3 has \d+ tokens, but the model's limit is 9"
     ):
         data_of([HI, BYE], prompts, "FILE, line 3", limit=9)
 
 
-async def test_the_rows_of_a_file_are_tasks(tmp_path: Path) -> None:
+async def test_the_rows_of_a_file_become_tasks(tmp_path: Path) -> None:
     rows = [{"q": "a, b", "n": "1"}, {"q": "ü\nc", "n": "2"}]
     with (tmp_path / "a.csv").open("w", encoding="utf-8-sig", newline="") as file:
         writer = csv.DictWriter(file, ["q", "n"])
@@ -236,11 +236,11 @@ async def test_the_rows_of_a_file_are_tasks(tmp_path: Path) -> None:
     opening = {"messages": [SYSTEM, HI], "tools": [LOOK]}
     assert load_tasks(await records(tmp_path / "records", 0.0, 1.0)) == [opening]
     (tmp_path / "c.jsonl").write_text("1\n{")
-    with pytest.raises(InvalidDatasetError, match=r"c.jsonl, line 2 is not JSON"):
+    with pytest.raises(InvalidDatasetError, match=r"c.jsonl, line 2 is not valid JSON"):
         load_tasks(str(tmp_path / "c.jsonl"))
 
 
-def test_each_epoch_has_every_row_once_in_its_own_order(tmp_path: Path) -> None:
+def test_each_epoch_has_every_row_once_in_a_different_order(tmp_path: Path) -> None:
     rows = [{"prompt": "Hi", "completion": f"Number {n}."} for n in range(8)]
     path = lines(tmp_path / "rows.jsonl", *rows, {"messages": [HI]})
     made, _ = ConversationDatasetBuilder(
@@ -268,7 +268,7 @@ def test_a_run_records_its_files_and_refuses_changed_ones_on_resuming(tmp_path: 
     with pytest.raises(RunFolderError, match=r"shown.jsonl has changed: sha256 \w{64} -> \w{64}"):
         check_folder(chosen)
     (folder.path / WARM_UP / CHECKPOINTS).write_text('{"name": "final", "batch": 2}\n')
-    check_folder(chosen)  # the warm-up is done
+    check_folder(chosen)  # the warm-up is already done
     tasks.unlink()
     with pytest.raises(EvertError, match="There is no file or folder"):
         check_folder(chosen)

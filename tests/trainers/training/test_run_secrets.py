@@ -1,10 +1,10 @@
-"""No secret of the trainer is in a run's folder, samples, report or logs.
+"""No secret of the trainer ends up in a run's folder, samples, report or logs.
 
-One run's command prints everything that it can see, including a key that it was given. The other
-run's agent, inside the trainer's process, logs its whole environment, sends it to the model and
-raises it. Everything under their folders is searched.
+One run's command prints everything that it can see, including a key that was passed to it. The
+other run's agent, inside the trainer's process, logs its whole environment, sends it to the model
+and raises it as an error. The test searches all files in their folders.
 
-A secret passed from Python (a password in the URL of a model) is not in the run's folder, output or
+A secret passed from Python (a password in a model's URL) must not be in the run's folder, output or
 errors.
 """
 
@@ -32,7 +32,7 @@ from evert.trainers.cli import main
 for line in sys.argv[1:]:
     print(shlex.split(line)[0], "ended with", main(shlex.split(line)), flush=True)
 """
-"""Commands, one after the other in one process."""
+"""Runs several commands, one after the other, in one process."""
 
 AGENTS = """
 import logging, os, sys, warnings
@@ -145,12 +145,12 @@ MODEL = "https://bob:sentinel-14@127.0.0.1:9/v1"
 COMMANDS = (
     "report run",
     f"{EVALUATE} models={MODEL}#M out=evaluation",
-    f"{EVALUATE} models={MODEL}",  # names no model, which is an error
+    f"{EVALUATE} models={MODEL}",  # an error, because it is not a model
 )
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Return the content of every file in a folder's subfolders, except compiled Python files."""
+    """Return the contents of all files in a folder's subfolders, except compiled Python files."""
     files = [path for path in folder.glob("*/**/*") if path.is_file() and path.suffix != ".pyc"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 

@@ -1,4 +1,4 @@
-"""How failures are recognised, counted and reported, and how a run's groups are played."""
+"""How failures are recognised, counted and reported, and how the groups of a run are played."""
 
 import asyncio
 import copy
@@ -137,7 +137,7 @@ async def reads_a_cut_reply(client: Any) -> float:
 
 
 async def loses_its_server(client: Any) -> None:
-    """Raise in nested task groups, like an MCP client whose server dies."""
+    """Raise inside nested task groups, like an MCP client whose server dies."""
 
     async def server() -> None:
         raise ConnectionError("the server died")
@@ -153,7 +153,7 @@ async def trajectory_of(agent: Callable[..., Any], **options: Any) -> Trajectory
 
 
 async def failures_of(agent: Any, **options: Any) -> list[Failure]:
-    """Return an agent's failure when it is scored, and when it is left out, if it raises."""
+    """Return an agent's failure when it is scored and, if the agent raises, when it is left out."""
     failures = [failure_in(await trajectory_of(agent, on_agent_error=-1.0, **options))]
     try:
         await trajectory_of(agent, **options)
@@ -163,33 +163,33 @@ async def failures_of(agent: Any, **options: Any) -> list[Failure]:
     return [failure for failure in failures if failure is not None]
 
 
-ERROR, CORRECT = "agent_error", "Correct the agent where the traceback points."
+ERROR, CORRECT = "agent_error", "Fix the agent at the line shown in the traceback."
 UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPLY}"
 
 
 @pytest.mark.parametrize(
     ("agent", "kind", "error", "remedy"),
     [
-        (hangs, "agent_timeout", "neither called the model nor ended", "waits for"),
+        (hangs, "agent_timeout", "neither called the model nor ended", "waiting for"),
         (no_call, "no_llm_call", "No model call arrived.", "call the model through its client"),
         (rambles, "context_overflow", "prompt is too long", "send shorter prompts"),
-        (other_model, "wrong_model_name", "for 'gpt-5.2'; the policy is called ", "policy_names="),
+        (other_model, "wrong_model_name", "ed 'gpt-5.2'; the policy is called ", "policy_names="),
         (exits, ERROR, "SystemExit: 2", f"{CORRECT} {{what_else}}"),
         (raises, ERROR, "LookupError: no such table", f"{CORRECT} {{what_else}}"),
         (loses_its_server, ERROR, "ConnectionError: the server died", f"{CORRECT} {{what_else}}"),
-        (reads_a_number, ERROR, "ValueError: ", "cannot read the model's reply. {what_else}"),
+        (reads_a_number, ERROR, "ValueError: ", "can't parse the model's reply. {what_else}"),
         (reads_a_cut_reply, ERROR, UNREAD, "needs the whole reply, raise max_tokens."),
-        (forgets_to_wait, ERROR, "AttributeError: 'coroutine'", "Put await before that call"),
-        (forgets_to_declare, ERROR, "TypeError: 'coroutine'", "`def`, use a blocking client"),
+        (forgets_to_wait, ERROR, "AttributeError: 'coroutine'", "Add await before this call"),
+        (forgets_to_declare, ERROR, "TypeError: 'coroutine'", "use a synchronous client"),
         (awaits_in_vain, ERROR, "TypeError: ", "Declare the agent as `async def`"),
-        (own_judge_is_down, ERROR, "APIConnectionError: ", "A service that the agent itself calls"),
+        (own_judge_is_down, ERROR, "APIConnectionError: ", "A service that the agent calls"),
         (no_key, ERROR, "OpenAIError: ", "so set any value: OPENAI_API_KEY=unused,"),
         (no_anthropic_key, ERROR, "TypeError: ", "ANTHROPIC_API_KEY=unused"),
         (no_gemini_key, ERROR, "ValueError: ", "GEMINI_API_KEY=unused"),
-        (ProcessAgent(["no-such-program"]), ERROR, "CommandError: ", "Run the agent's command by"),
+        (ProcessAgent(["no-such-program"]), ERROR, "CommandError: ", "Run the agent's command"),
     ],
 )
-async def test_scored_and_left_out_failures_have_their_kind_and_remedy(
+async def test_scored_and_left_out_failures_have_a_kind_and_a_remedy(
     agent: Any, kind: str, error: str, remedy: str, monkeypatch: Patch
 ) -> None:
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
@@ -215,7 +215,7 @@ async def test_other_errors_and_successful_episodes_are_not_failures() -> None:
     assert (failure_of(raised.value) or TABLE).kind == "no_reward"
 
 
-async def test_a_failure_contains_no_secret_and_can_be_written() -> None:
+async def test_a_failure_contains_no_secret_and_can_be_saved() -> None:
     def agent(client: Any) -> float:
         raise ValueError("at https://me:s3cret-word@h \ud800")
 
@@ -238,7 +238,7 @@ def test_equal_failures_are_counted_together() -> None:
         "4 of 8 episodes failed (3 agent errors, 1 timeout)\n"
         "most common, 2 times: LookupError: no table 1\n"
         "  Traceback: ...\n"
-        f"Correct the agent where the traceback points. {NOT_SCORED}"
+        f"Fix the agent at the line shown in the traceback. {NOT_SCORED}"
     )
     scored = Failure("agent_error", "ValueError: no", is_scored=True)
     for others, text in (
@@ -261,11 +261,11 @@ def test_equal_failures_are_counted_together() -> None:
     assert merge([many, many]).count == 40
 
 
-def test_each_kind_has_a_singular_and_a_plural_and_long_messages_are_cut() -> None:
+def test_each_kind_has_a_singular_and_a_plural_and_long_messages_are_shortened() -> None:
     for kind, (word, *_) in KINDS.items():
         single, double = (Failures.of(n, [(Failure(kind, "x"), n)]) for n in (1, 2))
         assert f"(1 {word})" in single.summary()
-        assert f"(2 {word})" not in double.summary()  # but a plural
+        assert f"(2 {word})" not in double.summary()  # uses the plural
         assert double.describe().endswith("."), kind
     assert shortened("one line") == "one line"
     assert len(shortened("line\n" * 50).splitlines()) == MOST_LINES + 1
@@ -308,7 +308,7 @@ async def test_only_failed_episodes_are_left_out_of_a_group() -> None:
 
 
 class Counting(ScriptedPolicy):
-    """A policy that records how many calls were sampled concurrently."""
+    """A policy that records the largest number of concurrent calls."""
 
     now = most = 0
 
@@ -338,7 +338,7 @@ async def test_a_run_samples_concurrent_calls_of_an_agent_together(strategy: Any
 async def test_only_groups_of_held_out_tasks_are_limited_in_number(
     batch: BatchPosition | None, most: int, tmp_path: Path
 ) -> None:
-    """Groups of a training batch are all played together, because the Cookbook waits for all."""
+    """All groups of a training batch are played together, because the Cookbook waits for all."""
     groups, policy = [builder(kit.asks, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
     for group in groups:
         group.batch = batch
@@ -348,7 +348,7 @@ async def test_only_groups_of_held_out_tasks_are_limited_in_number(
 
 
 class Report:
-    """A tally, with its messages and records."""
+    """A tally, with the messages and records that it produces."""
 
     def __init__(self, path: Path, start: int = 0, steps: int = 9, failed_steps: int = 3) -> None:
         self.texts: list[str] = []
@@ -391,7 +391,9 @@ async def test_a_batch_is_recorded_when_its_last_group_has_been_played(tmp_path:
     assert read_batches(tmp_path)[0].kinds == {"agent_error": 1}
 
 
-async def test_a_trained_overflow_is_reported_and_does_not_end_the_run(tmp_path: Path) -> None:
+async def test_a_context_overflow_that_is_trained_on_is_reported_and_does_not_stop_the_run(
+    tmp_path: Path,
+) -> None:
     report, grown = Report(tmp_path), await trajectory_of(rambles, limits=LIMITS)
     for _ in range(5):
         report.batch([], [grown])
@@ -412,30 +414,32 @@ def test_each_cause_of_failure_is_explained_once(tmp_path: Path) -> None:
     assert first.startswith("held-out tasks:")
     assert second == "step 1 is skipped: 1 of 1 episodes failed (1 agent error) as before"
     assert third.startswith("step 3 is skipped:")
-    assert third.endswith("Find what the agent waits for, or raise agent_timeout.")
+    assert third.endswith("Find out what the agent is waiting for, or raise agent_timeout.")
 
 
 async def test_a_batch_of_masked_replies_is_skipped_even_without_failures(tmp_path: Path) -> None:
     report, played = Report(tmp_path), await trajectory_of(kit.asks)
     played.transitions[-1].metrics["parse_error_masked"] = 1.0
     report.batch([], [played])
-    assert report.texts == ["step 1 is skipped: nothing can be learned from its replies"]
+    assert report.texts == ["step 1 is skipped: there is nothing to learn from its replies"]
     assert report.tally.has_skipped
     assert read_batches(tmp_path)[1] == 1
 
 
-async def test_consecutive_steps_of_nearly_only_failures_end_a_run(tmp_path: Path) -> None:
+async def test_several_steps_in_a_row_with_nearly_only_failures_stop_the_run(
+    tmp_path: Path,
+) -> None:
     good = [await trajectory_of(kit.asks)]
     scored = [await trajectory_of(raises, on_agent_error=0.0)]
     bad: Any = ([TABLE], [])
     spared: Any = ([], good)
     table: list[tuple[dict[str, Any], list[Any], str]] = [
         ({}, [bad, bad, spared, bad, bad], ""),
-        ({}, [bad, bad, spared, bad, bad, bad], "In 3 steps in a row nearly all episodes failed"),
-        ({"failed_steps": 1}, [([TABLE] * 19, good)], "In one step nearly all episodes failed"),
+        ({}, [bad, bad, spared, bad, bad, bad], "In 3 consecutive steps, nearly all episodes"),
+        ({"failed_steps": 1}, [([TABLE] * 19, good)], "In one step, nearly all episodes failed"),
         ({"failed_steps": 1}, [([TABLE] * 18, good * 2)], ""),
-        ({"start": 8}, [bad], "the worst reward: on_agent_error=-1.0."),  # its last step
-        ({"failed_steps": 1}, [([], scored)], "Equal rewards teach nothing: use a model that"),
+        ({"start": 8}, [bad], "the worst reward: on_agent_error=-1.0."),  # the last step of the run
+        ({"failed_steps": 1}, [([], scored)], "can't learn from rewards that are all equal."),
     ]
     for number, (options, batches, text) in enumerate(table):
         report = Report(tmp_path / str(number), **options)
@@ -460,7 +464,7 @@ async def test_only_groups_of_training_batches_are_counted(tmp_path: Path) -> No
     assert retried["found"][0][0]["error"].startswith("AgentError.LookupError: The agent ")
     assert retrying.catches_group_errors
     assert dump_config(retrying) == {"inner": {"max_retries": 1, "per_rollout_timeout": 0}}
-    assert copy.deepcopy(retrying) is retrying  # which the Cookbook does to write it down
+    assert copy.deepcopy(retrying) is retrying  # the Cookbook copies it to log its config
 
 
 @pytest.mark.parametrize(
@@ -472,7 +476,7 @@ async def test_only_groups_of_training_batches_are_counted(tmp_path: Path) -> No
         (FailFast(), AgentError),
     ],
 )
-async def test_an_abandoned_group_counts_as_failed_unless_it_ends_the_run(
+async def test_an_abandoned_group_counts_as_failed_unless_it_stops_the_run(
     inner: Any, error: type[Exception], tmp_path: Path
 ) -> None:
     report, ends = Report(tmp_path), isinstance(inner, FailFast)
@@ -506,7 +510,7 @@ async def test_a_training_task_that_never_ends_is_cancelled_with_the_run(tmp_pat
     assert cleaned_up == [True, True]
 
 
-async def test_the_error_that_ended_the_run_is_raised(tmp_path: Path, caplog: Logs) -> None:
+async def test_the_error_that_stopped_the_run_is_raised(tmp_path: Path, caplog: Logs) -> None:
     report = Report(tmp_path, failed_steps=1)
 
     async def raises_another() -> None:
@@ -520,6 +524,6 @@ async def test_the_error_that_ended_the_run_is_raised(tmp_path: Path, caplog: Lo
     with pytest.raises(EpisodesFailedError):
         await report.tally.watch(raises_another())
     gc.collect()
-    assert "raises_another" not in caplog.text  # as a task whose exception was never retrieved
+    assert "raises_another" not in caplog.text  # asyncio logs errors that are never retrieved
     with pytest.raises(LookupError, match="something else"):
         await Report(tmp_path / "other").tally.watch(broken())

@@ -1,4 +1,4 @@
-"""Runs in Weights & Biases, offline, and in TensorBoard, read from the files of their packages."""
+"""Runs in Weights & Biases (offline) and TensorBoard, read back from the files that they write."""
 
 import io
 import json
@@ -34,7 +34,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture(autouse=True, scope="module")
 def _offline() -> Iterator[None]:
-    """Keep W&B offline, and end its processes and threads."""
+    """Keep W&B offline, and stop its processes and threads."""
     import wandb
 
     with pytest.MonkeyPatch.context() as patch:
@@ -47,14 +47,14 @@ def _offline() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Return a run of two steps, resumed for a third, tracked by both."""
+    """Train two steps with both trackers and resume for a third."""
     folder = tmp_path_factory.mktemp("tracked") / "identity-evert-tiny-today"
     trackers = ["wandb_project=games", "tags=night,try", "tensorboard=True"]
     with redirect_stderr(io.StringIO()) as errors:
         assert train.main([*SMALL, *trackers, "steps=2", f"log_path={folder}"]) == 0
         shutil.copytree(folder, folder.with_name("first"))
         assert train.main([f"log_path={folder}", "steps=3"]) == 0
-    assert "wandb" not in errors.getvalue()  # it has a lot to say
+    assert "wandb" not in errors.getvalue()  # it would print a lot
     return RunFolder(folder)
 
 
@@ -65,7 +65,7 @@ def first(tracked: RunFolder) -> RunFolder:
 
 
 def wandb_records(folder: RunFolder) -> list[Any]:
-    """Return all W&B records of a run, in the order of writing."""
+    """Return all W&B records of a run, in writing order."""
     from wandb.proto import wandb_internal_pb2
 
     messages: Any = wandb_internal_pb2
@@ -75,10 +75,10 @@ def wandb_records(folder: RunFolder) -> list[Any]:
 
 
 def leveldb_records(log: bytes) -> Iterator[bytes]:
-    """Yield the records of a log: each is a header (checksum, length, kind) and its content."""
-    content, place = b"", 7  # after the file's own header
+    """Yield the records of a log. Each has a header (checksum, length, type) and content."""
+    content, place = b"", 7  # skip the file header
     while place + 7 <= len(log):
-        if 0 < (left := -place % 2**15) < 7:  # the rest of the block cannot hold a header
+        if 0 < (left := -place % 2**15) < 7:  # too little room for a header in this block
             place += left
         length = int.from_bytes(log[place + 4 : place + 6], "little")
         whole_or_last = log[place + 6] in (1, 4)
@@ -116,7 +116,7 @@ def test_a_wandb_run_has_its_name_tags_configuration_and_final_scores(tracked: R
     assert about["engine"]["parameters"] > 0
     assert {"evert", "torch", "tinker-cookbook"} <= set(about["versions"])
     assert {"git", "machine", "command"} <= set(about)
-    assert config["learning_rate"] == about["settings"]["learning_rate"]  # the Cookbook's own
+    assert config["learning_rate"] == about["settings"]["learning_rate"]  # from the Cookbook
     assert config["max_steps"] == 3
     for when, scores in (tracked.read_json(RESULT) or {})["held_out"].items():
         for how in ("greedy", "temperature_1"):
@@ -126,10 +126,10 @@ def test_a_wandb_run_has_its_name_tags_configuration_and_final_scores(tracked: R
 def test_a_resumed_run_logs_each_step_once(first: RunFolder, tracked: RunFolder) -> None:
     history, rows = wandb_history(first), first.steps()
     assert len(rows) == 2
-    for row, logged in zip(rows, history[:2], strict=True):  # 0.6 adds what is of no step
+    for row, logged in zip(rows, history[:2], strict=True):  # since 0.6, the history has more rows
         assert logged[TRAIN_REWARD] == row[TRAIN_REWARD]
         assert logged["_step"] == row["step"]
-        assert logged[FAILED] == row[FAILED] == 0  # and evert's own beside them
+        assert logged[FAILED] == row[FAILED] == 0  # logged by evert
     known = tracked.read_json("wandb.json") or {}
     assert known["project"] == "games"
     assert {run.run_id for run in wandb_runs(tracked)} == {known["id"]}
@@ -137,7 +137,7 @@ def test_a_resumed_run_logs_each_step_once(first: RunFolder, tracked: RunFolder)
     assert trained == [0, 1, 2]
 
 
-def test_a_failed_run_ends_as_failed_in_wandb(tmp_path: Path) -> None:
+def test_a_failed_run_is_marked_as_failed_in_wandb(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with (
         pytest.raises(RuntimeError, match="the mistake"),
@@ -151,7 +151,7 @@ def settings(**values: Any) -> TrainSettings:
     return train.parse(["env=identity", *(f"{key}={value}" for key, value in values.items())])
 
 
-def test_a_wandb_run_is_named_and_tagged_by_its_game_unless_set(monkeypatch: Patch) -> None:
+def test_a_wandb_run_is_named_and_tagged_after_its_game_unless_set(monkeypatch: Patch) -> None:
     assert run_name(settings(), Path("runs/identity-evert-tiny-2026")) == "identity-evert-tiny-2026"
     assert run_name(settings(), Path("runs/007")) == "identity-evert-tiny-007"
     assert run_name(settings(wandb_name="mine"), Path("x")) == "mine"
@@ -161,13 +161,13 @@ def test_a_wandb_run_is_named_and_tagged_by_its_game_unless_set(monkeypatch: Pat
     assert run_tags(settings(tags="a")) == ["identity", "evert-tiny", "a", "late"]
 
 
-def test_only_wandb_in_online_mode_allows_its_host(monkeypatch: Patch) -> None:
+def test_only_online_wandb_may_access_its_host(monkeypatch: Patch) -> None:
     import wandb
 
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example:8080/x")
     for mode, hosts in (("online", ("wandb.example",)), ("offline", ()), ("disabled", ())):
         monkeypatch.setenv("WANDB_MODE", mode)
-        wandb.teardown()  # it reads its environment once
+        wandb.teardown()  # it reads its environment only once
         assert wandb_hosts(settings(wandb_project="p")) == hosts
         assert wandb_hosts(settings()) == ()
     wandb.teardown()
@@ -199,7 +199,7 @@ def scalars(folder: Path, name: str) -> dict[int, float]:
     return dict(points)
 
 
-def test_event_files_have_every_number_and_setting(first: RunFolder, tracked: RunFolder) -> None:
+def test_event_files_contain_every_number_and_setting(first: RunFolder, tracked: RunFolder) -> None:
     rows, logged = tracked.steps(), events(tracked.path)
     assert [row["step"] for row in rows] == [0, 1, 2]
     for name in (TRAIN_REWARD, "time/total", "optim/lr"):
@@ -266,11 +266,11 @@ def test_the_final_score_is_tracked_after_the_last_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("package", "setting"), [("wandb", "wandb_project=p"), ("tensorboard", "tensorboard=True")]
 )
-def test_a_missing_package_is_named(
+def test_an_error_names_a_missing_package(
     package: str, setting: str, tmp_path: Path, monkeypatch: Patch, cli: Cli
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     error = cli("train", *SMALL, setting, f"log_path={tmp_path / 'run'}", status=1)
-    assert f"error: {setting} needs the package {package}" in error
-    assert f"pip install {package}, or leave {setting.partition('=')[0]} out" in error
+    assert f"error: {setting} requires the {package} package" in error
+    assert f"pip install {package}, or leave out {setting.partition('=')[0]}" in error
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""The supervised warm-up before RL. User errors are in ``test_refusals.py``."""
+"""The supervised warm-up before RL. ``test_refusals.py`` covers user errors."""
 
 import sys
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ HELLO = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "H
 
 
 def greetings(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield endless conversations; the last word is a number determined by seed and order."""
+    """Yield endless conversations, ending in a number that depends on the seed and the order."""
     number = 0
     while True:
         number += 1
@@ -66,7 +66,7 @@ def texts(made: SupervisedDataset, index: int) -> list[str]:
     return [base_tokenizer().decode(datum.model_input.to_ints()) for datum in made.get_batch(index)]
 
 
-def test_a_warm_up_batch_is_determined_by_the_seed_and_its_number() -> None:
+def test_a_warm_up_batch_depends_only_on_the_seed_and_its_number() -> None:
     batch = texts(dataset(), 1)
     assert len(dataset()) == 4
     assert len(set(batch)) == 3
@@ -75,7 +75,7 @@ def test_a_warm_up_batch_is_determined_by_the_seed_and_its_number() -> None:
     assert texts(dataset(seed=1), 1) != batch
 
 
-def test_only_the_assistants_messages_are_trained_on() -> None:
+def test_only_assistant_messages_are_trained_on() -> None:
     (datum, *_) = dataset(demonstrations=lambda seed: iter([HELLO] * 3)).get_batch(0)
     targets, weights = (datum.loss_fn_inputs[key].data for key in ("target_tokens", "weights"))
     learned = [int(t) for t, weight in zip(targets, weights, strict=True) if weight > 0]
@@ -85,7 +85,7 @@ def test_only_the_assistants_messages_are_trained_on() -> None:
     assert sum(weights) == pytest.approx(1.0)
 
 
-async def test_a_warm_up_is_done_once_and_learns_its_demonstrations(tmp_path: Path) -> None:
+async def test_a_warm_up_runs_once_and_learns_its_demonstrations(tmp_path: Path) -> None:
     wanted = settings(
         tmp_path, warm_up_steps=12, warm_up_batch=8, warm_up_learning_rate=3e-3,
         demonstrations="warm_up_games:greetings",
@@ -103,8 +103,10 @@ async def test_a_warm_up_is_done_once_and_learns_its_demonstrations(tmp_path: Pa
     assert nll[-1] < nll[0] - 0.5
 
 
-async def test_a_resumed_warm_up_ends_as_a_whole_one(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The Cookbook submits a batch ahead, so the checkpoint has seen more than its record says."""
+async def test_a_resumed_warm_up_gives_the_same_weights_as_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The Cookbook submits one batch ahead, so a checkpoint has seen more than its record says."""
     done, stopped = tmp_path / "done", tmp_path / "stopped"
     console, batches = Console(quiet=True), list[int]()
 
@@ -136,7 +138,7 @@ async def test_a_resumed_warm_up_ends_as_a_whole_one(tmp_path: Path, monkeypatch
     assert made[done] == made[stopped]
 
 
-def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
+def test_a_run_warms_up_and_continues_training_from_there(tmp_path: Path) -> None:
     wanted = settings(tmp_path, kl_penalty=0.1)
     console = Console(quiet=True)
     folder = train.run(wanted, console, str)
@@ -145,7 +147,7 @@ def test_a_run_warms_up_and_then_trains_from_there(tmp_path: Path) -> None:
     (final,) = [row for row in listed if row["name"] == "final"]
     assert config["load_checkpoint_path"] == final["state_path"]
     assert config["kl_reference_config"]["load_checkpoint_path"] == final["sampler_path"]
-    assert abs(folder.steps()[0]["kl_policy_base"]) < 1e-3  # nothing was learned before it
+    assert abs(folder.steps()[0]["kl_policy_base"]) < 1e-3  # nothing was learned yet
     assert folder.steps_done() == 1
     resumed = train.run(settings(tmp_path, kl_penalty=0.1, steps=2), console, str)
     assert resumed.steps_done() == 2

@@ -1,6 +1,7 @@
-"""A pool that most tests share, groups to play in it, and a model that only says yes.
+"""A pool shared by most tests, groups to play in it, and a model that only says yes.
 
-Functions create what is sent to workers, so that it is pickled by value and needs no test module.
+Functions create the objects that are sent to workers. They are pickled by value, so workers do not
+need to import a test module.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,13 +23,13 @@ from evert.trainers.workers.pool import PoolRollouts
 
 @pytest.fixture(scope="package")
 def pool() -> Iterator[PoolRollouts]:
-    """Yield a pool of two workers with room for four groups each."""
+    """Start a pool of two workers that play up to four groups each."""
     with PoolRollouts(workers=2, groups_per_worker=4) as running:
         yield running
 
 
 def yes_client() -> Any:
-    """Return a sampling client in which only the model is scripted; it is pickled by value."""
+    """Return a sampling client with a scripted model. It is pickled by value."""
 
     class YesClient:
         async def sample_async(self, prompt: Any, num_samples: int, sampling_params: Any) -> Any:
@@ -47,13 +48,13 @@ def yes_client() -> Any:
             )
             return tinker.SampleResponse(sequences=[sequence])
 
-        sample = sample_async  # what the Cookbook awaits since 0.6
+        sample = sample_async  # awaited by the Cookbook since 0.6
 
     return YesClient()
 
 
 def after_a_call(then: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return an agent that calls the model, then applies the function to its task."""
+    """Return an agent that calls the model and then applies the function to its task."""
 
     async def agent(client: Any, task: Any = None) -> Any:
         await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
@@ -67,7 +68,7 @@ def says_task() -> Callable[..., Any]:
 
 
 def lengths(dying: Path | None = None) -> Callable[..., Any]:
-    """Return an agent that earns its reply's length; its worker is killed once in each step."""
+    """Return an agent that earns the length of its reply. Its worker is killed once per step."""
 
     def die_once(task: float) -> None:
         import os
@@ -98,7 +99,7 @@ async def play(
     builder: ChatAgentGroupBuilder | None = None,
     **options: Any,
 ) -> TrajectoryGroup | None:
-    """Play a group as the Cookbook's loop does: in the executor, or in this process."""
+    """Play a group as the Cookbook's loop does, in the executor or in this process."""
     made = builder or ChatAgentGroupBuilder(agent, task, size, **options)
     if executor is not None:
         set_rollout_executor(executor)

@@ -1,10 +1,11 @@
-"""A pool of processes plays the Cookbook's groups as this process would.
+"""A process pool plays the Cookbook's groups exactly as this process would.
 
-1. Groups: agents of every kind, several at a time on a worker, unchanged results and errors.
+1. Groups: agents of every type, several per worker, unchanged results and errors.
 2. Cancelling, shutting down and killing leave nothing behind.
-3. The engine: policy and frozen models are sampled in this process; workers reach no other machine.
+3. The engine: policy and frozen models are sampled in this process. Workers cannot reach other
+   machines.
 
-Groups whose workers die are tested in ``tests/faults/test_workers.py``.
+``tests/faults/test_workers.py`` covers groups whose workers die.
 """
 
 import asyncio
@@ -45,7 +46,7 @@ from evert.trainers.workers.process import BOOT
 from evert.trainers.workers.travel import pack, unpack
 
 SECONDS = 60.0
-"""How long a test waits for what has to come."""
+"""How long a test waits for something that must happen."""
 
 
 # -- 1. groups ------------------------------------------------------------------------------------
@@ -83,8 +84,10 @@ async def test_the_task_sampler_gets_the_rewards_of_groups_in_workers(pool: Pool
     assert reports == [[3.0, 3.0], []]
 
 
-async def test_a_judges_weights_stay_in_this_process(pool: PoolRollouts, engine: Engine) -> None:
-    """A worker has no engine. The tiny judge gives no ranking, so the failure is counted."""
+async def test_the_weights_of_a_judge_stay_in_this_process(
+    pool: PoolRollouts, engine: Engine
+) -> None:
+    """A worker has no engine. The tiny judge returns no ranking, which counts as a failure."""
     judge = judge_group(TinkerModel("evert-tiny", max_tokens=4), "The longest.")
 
     async def draws(client: Any) -> float:
@@ -111,11 +114,13 @@ async def test_an_agent_with_seats_plays_in_a_worker(pool: PoolRollouts) -> None
 
     assert group is not None
     turns = [trajectory.transitions for trajectory in group.trajectories_G]
-    assert [len(transitions) for transitions in turns] == [1] * 4  # two episodes of two seats
+    assert [len(transitions) for transitions in turns] == [1] * 4  # two episodes with two seats
     assert {turn.metrics["process"] for (turn,) in turns}.isdisjoint({os.getpid()})
 
 
-async def test_a_workers_records_are_written_here(pool: PoolRollouts, tmp_path: Path) -> None:
+async def test_records_from_workers_are_written_by_this_process(
+    pool: PoolRollouts, tmp_path: Path
+) -> None:
     recorder = Recorder(tmp_path / "rollouts.jsonl")
     agent = says_task()
     groups = [await play(pool, agent, task, record=recorder) for task in (1.0, 2.0)]
@@ -126,7 +131,9 @@ async def test_a_workers_records_are_written_here(pool: PoolRollouts, tmp_path: 
     assert all(record.messages() for record in records)
 
 
-async def test_a_worker_plays_several_groups_at_a_time(pool: PoolRollouts, tmp_path: Path) -> None:
+async def test_a_worker_plays_several_groups_concurrently(
+    pool: PoolRollouts, tmp_path: Path
+) -> None:
     async def waits_for_the_others(client: Any, task: str) -> float:
         await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
         (tmp_path / task).touch()
@@ -138,10 +145,10 @@ async def test_a_worker_plays_several_groups_at_a_time(pool: PoolRollouts, tmp_p
         *(play(pool, waits_for_the_others, task, size=1, agent_timeout=SECONDS) for task in "abc")
     )
 
-    assert 1 <= len({reward for group in groups for reward in rewards(group)}) <= 2  # workers
+    assert 1 <= len({reward for group in groups for reward in rewards(group)}) <= 2  # two workers
 
 
-async def test_an_agents_error_comes_back_unchanged_with_its_cause(pool: PoolRollouts) -> None:
+async def test_an_agents_error_is_returned_unchanged_with_its_cause(pool: PoolRollouts) -> None:
     def fails(task: float) -> None:
         raise LookupError("no such table")
 
@@ -155,7 +162,9 @@ async def test_an_agents_error_comes_back_unchanged_with_its_cause(pool: PoolRol
     assert ", in fails" in note
 
 
-async def test_a_groups_logs_appear_in_this_process(pool: PoolRollouts, caplog: Any) -> None:
+async def test_log_records_of_a_group_appear_in_this_process(
+    pool: PoolRollouts, caplog: Any
+) -> None:
     def logs(task: float) -> float:
         for name in ("mine", "quiet"):
             logging.getLogger(name).debug("task %d", 5)
@@ -175,14 +184,14 @@ async def test_a_groups_logs_appear_in_this_process(pool: PoolRollouts, caplog: 
     ]
 
 
-async def test_an_agent_that_does_not_pickle_is_refused(pool: PoolRollouts) -> None:
+async def test_an_agent_that_cannot_be_pickled_is_refused(pool: PoolRollouts) -> None:
     lock = asyncio.get_running_loop()
-    with pytest.raises(WorkerError, match=r"cannot pickle .* create locks, clients, files"):
+    with pytest.raises(WorkerError, match=r"cannot pickle .* Create locks, clients, files"):
         await play(pool, after_a_call(lambda task: float(bool(lock))))
 
 
 def test_a_pool_plays_only_the_cookbooks_groups(pool: PoolRollouts) -> None:
-    with pytest.raises(WorkerError, match="was given <built-in function print>; it only plays"):
+    with pytest.raises(WorkerError, match="was given <built-in function print>, but it can"):
         pool.submit(print, "Hi")
 
 
@@ -229,7 +238,7 @@ def test_a_template_is_sent_to_workers_and_prepared_once(tiny_model: str, tmp_pa
     assert first.build_generation_prompt(messages) == renderer.build_generation_prompt(messages)
 
 
-# -- 2. nothing is left ---------------------------------------------------------------------------
+# -- 2. cleaning up -------------------------------------------------------------------------------
 
 
 def children() -> set[int]:
@@ -237,7 +246,7 @@ def children() -> set[int]:
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Return whether a worker (not the fork that becomes one) has a handler of a signal."""
+    """Return whether a worker (not the fork that is about to become one) handles a signal."""
     if BOOT not in psutil.Process(pid).cmdline():
         return False
     status = Path(f"/proc/{pid}/status").read_text()
@@ -246,7 +255,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def waits(folder: Path) -> Callable[..., Any]:
-    """Return an agent that ends only when it is cancelled."""
+    """Return an agent that runs until it is cancelled."""
 
     async def agent(client: Any, task: float) -> float:
         (folder / "began").touch()
@@ -259,7 +268,9 @@ def waits(folder: Path) -> Callable[..., Any]:
     return agent
 
 
-async def test_a_cancelled_group_ends_in_its_worker(pool: PoolRollouts, tmp_path: Path) -> None:
+async def test_cancelling_a_group_cancels_it_in_its_worker(
+    pool: PoolRollouts, tmp_path: Path
+) -> None:
     playing = asyncio.create_task(play(pool, waits(tmp_path)))
     await until((tmp_path / "began").exists)
     playing.cancel()
@@ -281,11 +292,11 @@ async def test_shutdown_waits_for_running_groups_and_may_be_called_twice() -> No
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-async def test_a_worker_that_is_no_longer_needed_ends_without_a_stack_trace(capfd: Any) -> None:
+async def test_a_worker_that_is_no_longer_needed_exits_without_a_traceback(capfd: Any) -> None:
     before = children()
     starting = asyncio.create_task(PoolRollouts(workers=1).start_worker())
     await until(lambda: any(catches(pid, signal.SIGABRT) for pid in children() - before))
-    starting.cancel()  # while the worker imports
+    starting.cancel()  # while the worker is still importing
     await asyncio.wait([starting])
     assert starting.cancelled()
     assert capfd.readouterr().err == ""
@@ -315,7 +326,7 @@ time.sleep(60)
 """
 
 
-def test_workers_end_when_their_trainer_is_killed() -> None:
+def test_workers_exit_when_their_trainer_is_killed() -> None:
     trainer = subprocess.Popen(
         [sys.executable, "-c", TRAINER], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
     )
@@ -335,7 +346,7 @@ def test_workers_end_when_their_trainer_is_killed() -> None:
 
 def base_client() -> Any:
     made = sampler_of("evert-tiny")
-    assert made.sampler  # loaded
+    assert made.sampler  # load it now
     return made
 
 
@@ -349,7 +360,9 @@ def greeted() -> Callable[..., Any]:
     return agent
 
 
-async def test_groups_in_workers_play_as_groups_here(pool: PoolRollouts, engine: Engine) -> None:
+async def test_groups_play_the_same_in_workers_as_in_this_process(
+    pool: PoolRollouts, engine: Engine
+) -> None:
     there, here = [
         [await play(executor, says_task(), task, client=base_client()) for task in (0.0, 3.0)]
         for executor in (pool, None)
@@ -360,7 +373,7 @@ async def test_groups_in_workers_play_as_groups_here(pool: PoolRollouts, engine:
 
 async def test_frozen_weights_are_sampled_from_the_current_engine(tmp_path: Path) -> None:
     models = {"judge": TinkerModel("evert-tiny", seed=3, max_tokens=20)}
-    with PoolRollouts(1, 2) as executor:  # its worker outlives the first engine
+    with PoolRollouts(1, 2) as executor:  # the worker outlives the first engine
         for name in ("first", "second"):
             with embedded_engine(tmp_path / name, device="cpu"):
                 options: dict[str, Any] = {"client": base_client(), "models": models, "size": 1}
@@ -369,7 +382,7 @@ async def test_frozen_weights_are_sampled_from_the_current_engine(tmp_path: Path
             assert rewards(there) == rewards(here)
 
 
-async def test_weights_are_served_while_they_are_the_newest_or_in_use(engine: Engine) -> None:
+async def test_weights_are_served_as_long_as_they_are_the_newest_or_in_use(engine: Engine) -> None:
     with PoolRollouts(1, 2) as executor:
         for client in (base_client(), base_client()):
             await play(executor, says_task(), client=client)

@@ -1,8 +1,8 @@
-"""Whole runs with their rollouts in a pool.
+"""Whole runs that play their rollouts in a pool.
 
-1. The unchanged ``rl.train.main`` gives the run of one process, even when a worker is killed.
-2. ``evert train rollouts=pool`` counts and prints what it would without workers, and lost groups.
-3. A missing or failing Ray is an error. Conflicting settings are in ``test_refusals.py``.
+1. The unchanged ``rl.train.main`` gives the same run as in one process, even if a worker is killed.
+2. ``evert train rollouts=pool`` counts and prints the same as without workers, plus lost groups.
+3. A missing or failing Ray is an error. ``test_refusals.py`` covers conflicting settings.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ OWN: dict[str, Any] = {
 
 
 def trained(folder: Path, agent: Any, executor: Executor | None) -> list[dict[str, Any]]:
-    """Train, and return the metrics of the run's episodes and optimizer steps."""
+    """Train, and return the metrics of the episodes and optimizer steps."""
     settings = TrainSettings(**{**OWN, "agent": agent})
     config = cookbook_config(settings, folder / "log", embedded=False)
     with evert.embedded_engine(folder / "store", device="cpu", threads=1):
@@ -51,7 +51,7 @@ def trained(folder: Path, agent: Any, executor: Executor | None) -> list[dict[st
 
 
 def check_the_loop(make: Callable[[int, int], Any], folder: Path) -> None:
-    """Assert that runs are equal with workers, without, and with dying workers; also for Ray."""
+    """Assert that runs without workers, with workers, and with dying workers are equal."""
     dying = folder / "dying"
     dying.mkdir()
     here = trained(folder / "here", lengths(), None)
@@ -66,7 +66,7 @@ def check_the_loop(make: Callable[[int, int], Any], folder: Path) -> None:
     assert len(here) == OWN["steps"]
     assert [pytest.approx(row, rel=1e-3, abs=1e-4) for row in there] == here
     played = [[row["env/all/total_episodes"] for row in rows] for rows in (here, killed)]
-    assert played[0] == played[1] == [16, 16]  # what is played again is drawn anew
+    assert played[0] == played[1] == [16, 16]  # lost episodes are sampled again
     assert not [*dying.iterdir()]
 
 
@@ -98,11 +98,11 @@ def sometimes_fails() -> Callable[..., Any]:
     return agent
 
 
-def test_a_run_with_workers_counts_failures_as_without_them(tmp_path: Path) -> None:
+def test_a_run_with_workers_counts_the_same_failures_as_without(tmp_path: Path) -> None:
     here, _ = run(tmp_path / "here", agent=sometimes_fails())
     workers = {"rollouts": "pool", "rollout_workers": 2, "groups_per_worker": 2}
     there, shown = run(tmp_path / "there", agent=sometimes_fails(), steps=1, **workers)
-    assert "rollouts: 2 processes on this machine of up to 2 groups each" in shown
+    assert "rollouts: 2 processes on this machine with up to 2 groups each" in shown
     run(tmp_path / "there", agent=sometimes_fails(), rollouts="here")
     batches = read_jsonl(there.path / BATCHES)
     assert batches[0]["metrics"].pop("rollout/lost_groups") == 0.0
@@ -121,7 +121,7 @@ def test_lost_groups_are_in_the_metrics_and_reported_once(tmp_path: Path) -> Non
     lost = [row["rollout/lost_groups"] for row in folder.steps()]
     assert len(lost) == 2
     assert sum(lost) >= 1.0
-    assert "was killed by SIGKILL (out of memory?)); its groups are played again" in shown
+    assert "was killed by SIGKILL (out of memory?)); its groups will be rerun" in shown
     assert shown.count("a worker died") == 1
 
 
@@ -132,10 +132,10 @@ def test_workers_on_another_machine_sample_at_this_machines_address(nodes: str, 
     assert _near([f"10.0.0.{node}" for node in nodes], host="10.0.0.1") == near
 
 
-# -- 3. what cannot be ----------------------------------------------------------------------------
+# -- 3. Ray errors --------------------------------------------------------------------------------
 
 
-def test_a_ray_that_cannot_be_started_is_an_error_with_what_to_do() -> None:
+def test_the_error_for_a_ray_that_does_not_start_says_what_to_do() -> None:
     class Busy:
         shut = 0
 
@@ -146,16 +146,16 @@ def test_a_ray_that_cannot_be_started_is_an_error_with_what_to_do() -> None:
             self.shut += 1
 
     busy = Busy()
-    with pytest.raises(WorkerError, match="Ray cannot be started on this machine .*timed out"):
+    with pytest.raises(WorkerError, match="Ray could not be started on this machine .*timed out"):
         _start_ray(busy, "local", 1)
     assert busy.shut == 1
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_a_missing_ray_is_named_before_the_run() -> None:
+def test_a_missing_ray_is_reported_before_the_run() -> None:
     with pytest.raises(MissingPackageError, match=r"pip install 'evert\[ray\]'"):
         check_workers(TrainSettings(**OWN, rollouts="ray"))
     from evert.ray import RayRollouts
 
-    with pytest.raises(MissingPackageError, match="needs the package ray"):
+    with pytest.raises(MissingPackageError, match="the ray package, which"):
         RayRollouts()

@@ -1,14 +1,14 @@
-"""Implements Tinker's clients.
+"""The embedded engine's implementation of Tinker's clients.
 
-First the clients, then the parts that they share:
+The clients, followed by the modules they share:
 
-    service_client.py   makes the other clients
+    service_client.py   creates the other clients
     training_client.py  trains a model
     sampling_client.py  samples from frozen weights
     rest_client.py      lists and deletes runs and checkpoints
-    readings.py         log-probabilities of prompt tokens, for requests that include them
+    readings.py         log-probabilities of prompt tokens, for requests that ask for them
     futures.py          the futures that clients return
-    surface.py          refuses hosted-only methods and a newer SDK's additions
-    saves.py            the accepted saves
+    surface.py          rejects hosted-only methods and additions in newer SDKs
+    saves.py            keeps track of pending saves
     engine.py           holds the loaded models, samplers and checkpoints
 """

@@ -1,6 +1,7 @@
-"""The engine holds all that is loaded for Tinker's clients in this process.
+"""The engine: holds everything that is loaded for Tinker's clients in this process.
 
-``embedded.py`` puts its clients in place of the SDK's; ``models/loading.py`` has its settings.
+``embedded.py`` installs the engine's clients in place of the SDK's. The settings are defined in
+``models/loading.py``.
 """
 
 import logging
@@ -36,12 +37,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TrainingRun:
-    """A model in training, with what its checkpoints record about it."""
+    """A model in training, and the metadata that its checkpoints record."""
 
     run_id: str
     base_model: str
     lora_rank: int | None
-    """None if all weights are trained."""
+    """None for full-parameter training."""
     trainer: Trainer
 
 
@@ -57,9 +58,9 @@ class Engine:
         self.store = CheckpointStore(self.settings.root)
         self.loader = WorkerThread("evert-loader")
         self.image_worker = WorkerThread("evert-images")
-        """Reads images in prompts, in the order of the prompts."""
+        """Decodes the images in prompts, in submission order."""
         self.requested_models: set[str] = set()
-        """Base models that clients were created for."""
+        """Base models for which clients have been created."""
         self._occasions: Counter[int] = Counter()
         self._schedulers: weakref.WeakValueDictionary[int, Scheduler]
         self._schedulers = weakref.WeakValueDictionary()
@@ -71,48 +72,48 @@ class Engine:
         self._closed = False
 
     def check_process(self) -> None:
-        """Raise ``EngineClosedError`` in a fork of the engine's process."""
+        """Raise ``EngineClosedError`` if this process was forked from the engine's process."""
         if os.getpid() != self._process:
             raise EngineClosedError(
-                "This process is a fork of the embedded engine's process, without the engine's "
-                "threads. Start the process with multiprocessing.get_context('spawn') and "
-                "pass it a sampling client as an argument, or let evert's workers play the "
-                "episodes (PoolRollouts, rollouts=pool)."
+                "This process was forked from the one that runs the embedded engine, so the "
+                "engine's threads don't exist here. Start the process with "
+                "multiprocessing.get_context('spawn') and pass it a sampling client as an "
+                "argument, or let evert's workers play the episodes (PoolRollouts, rollouts=pool)."
             )
 
     def check_open(self) -> None:
-        """Raise ``EngineClosedError`` if the engine is no longer in use or not in this process."""
+        """Raise ``EngineClosedError`` if the engine is closed or belongs to another process."""
         self.check_process()
         if self._closed:
             raise EngineClosedError(
-                "This client belongs to an embedded engine that is no longer in use. Call it "
-                "inside the engine's block."
+                "This client belongs to an embedded engine that is no longer in use. Use the "
+                "client inside the engine's `with` block."
             )
 
     def check_needed(self, run_id: str) -> None:
-        """Raise ``EngineClosedError`` if the engine is closed and no pending save needs the run."""
+        """Raise ``EngineClosedError`` if the engine is closed and the run has no pending save."""
         if self.saves.interrupted:
             raise EngineClosedError(
-                "The embedded engine was interrupted while closing, before it ran this call."
+                "The embedded engine was interrupted while shutting down, before this call ran."
             )
         if not self.saves.awaits_run(run_id):
             self.check_open()
 
     def new_worker(self) -> WorkerThread:
-        """Start a thread that runs calls in order; ``close`` ends it."""
+        """Start a thread that runs calls in order, until ``close`` stops it."""
         self.check_open()
         worker = WorkerThread("evert-trainer")
         self._workers.add(worker)
         return worker
 
     def reader(self, base_model: str) -> PictureReader:
-        """Return the reader of a base model's prompts and data."""
+        """Return the reader that parses prompts and data for a base model."""
         return self._readers.setdefault(base_model, PictureReader(base_model))
 
     def start_run(
         self, base_model: str, choice: LoraOptions, user_metadata: dict[str, str]
     ) -> TrainingRun:
-        """Load a base model and make it ready to train."""
+        """Load a base model for training."""
         self.check_open()
         self.requested_models.add(base_model)
         model, rank = self.models.trainable(base_model, choice)
@@ -121,10 +122,10 @@ class Engine:
     def resume_run(
         self, path: str, user_metadata: dict[str, str] | None, *, with_optimizer: bool
     ) -> TrainingRun:
-        """Load a checkpoint into a new run.
+        """Start a new run from a checkpoint.
 
-        If ``user_metadata`` is None, the run gets that of the checkpoint's run, or an empty one if
-        ``path`` is a folder, which has no run.
+        If ``user_metadata`` is None, it is copied from the run that saved the checkpoint. If
+        ``path`` is a plain folder, which belongs to no run, the metadata is empty.
         """
         self.check_open()
         info = self.store.read(path)
@@ -138,14 +139,14 @@ class Engine:
         return run
 
     def reload(self, run: TrainingRun, path: str, *, with_optimizer: bool) -> None:
-        """Load a checkpoint's weights into a run, and drop the run's accumulated gradient."""
+        """Load a checkpoint's weights into a run, discarding the run's accumulated gradient."""
         info = self.store.read(path)
         saved, current = (info.base_model, info.lora_rank), (run.base_model, run.lora_rank)
         if saved != current:
             raise CheckpointError(
-                f"{path} holds weights of {saved[0]!r} with LoRA rank {saved[1]}; this client "
-                f"trains {current[0]!r} with rank {current[1]} (None: all weights). Make a new "
-                "client: ServiceClient.create_training_client_from_state."
+                f"{path} contains weights for {saved[0]!r} with LoRA rank {saved[1]}, but this "
+                f"client trains {current[0]!r} with rank {current[1]} (None means all weights). "
+                "Create a new client with ServiceClient.create_training_client_from_state."
             )
         model = self._load_saved(path, info)
         trainer = self._trainer(run.run_id, run.base_model, model, run.trainer.tokenizer)
@@ -154,17 +155,18 @@ class Engine:
         run.trainer = trainer
 
     def occasion(self, steps: int) -> int:
-        """Count earlier requests for a sampler of weights after ``steps`` steps: 0, 1, ...
+        """Return how many samplers were requested earlier for the weights at step ``steps``.
 
-        ``steps`` and the count seed the sampler, so a resumed run samples the same tokens as an
-        uninterrupted one. Requests are counted, not loads, because loading threads race.
+        ``steps`` and this count seed the sampler, so a resumed run samples the same tokens as an
+        uninterrupted one. We count requests rather than loads, because the order in which the
+        loading threads finish is not deterministic.
         """
         occasion = self._occasions[steps]
         self._occasions[steps] += 1
         return occasion
 
     def base_sampler(self, base_model: str) -> ModelSampler:
-        """Return the sampler of a base model, which is loaded once while it is in use."""
+        """Return a base model's sampler, loading the model only if it is not in use already."""
         self.check_open()
         sampler = self._bases.get(base_model)
         if sampler is None:
@@ -174,18 +176,18 @@ class Engine:
         return sampler
 
     def saved_sampler(self, path: str, *number: int) -> ModelSampler:
-        """Return a sampler of a checkpoint, seeded by the checkpoint's steps and ``number``."""
+        """Return a sampler for a checkpoint, seeded with its step count and ``number``."""
         self.check_open()
         info = self.store.read(path)
         tokenizer = load_tokenizer(info.base_model)
         return self.new_sampler(self._load_saved(path, info), tokenizer, info.steps, *number)
 
     def close(self) -> None:
-        """Write the accepted saves, then stop all threads; further calls are refused.
+        """Finish pending saves, then stop all threads. Later calls raise an error.
 
-        A pass that no save needs stops before its next micro-batch. An interrupt while saves
-        are written drops the saves that have not begun. Failed saves whose errors were not read
-        are logged. In a fork of the engine's process, this does nothing.
+        Passes stop before their next micro-batch, unless a pending save depends on them. If the
+        user interrupts the shutdown, saves that have not started are dropped. Failed saves whose
+        errors nobody has read are logged. In a forked process, this does nothing.
         """
         if os.getpid() != self._process:
             return
@@ -222,7 +224,7 @@ class Engine:
         return TrainingRun(run_id, base_model, rank, trainer)
 
     def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> ModelSampler:
-        """Return a sampler of a model's current weights, copied except for a shared base."""
+        """Return a sampler for a copy of the current weights. A shared base isn't copied."""
         frozen = freeze(model)
         return ModelSampler(
             frozen,

@@ -1,9 +1,12 @@
-"""Futures as the SDK's callers use them: awaited, with ``.result()``, or as the result itself.
+"""Futures that support every way the SDK's futures are used.
 
-``settled_future`` runs a call at once and returns the SDK's ``AwaitableConcurrentFuture``.
-``AcceptedCall`` is the future of a call that runs to its end, even if nobody waits for it.
-``ReadyClient`` is a client that is also its own future; ``client_future`` makes the client's future
-that the installed SDK would return. ``AnyFuture`` is both an SDK and a standard future.
+Callers await them, call ``.result()``, or use them as if they were the result.
+
+``settled_future`` runs a call immediately and returns the SDK's ``AwaitableConcurrentFuture``.
+``AcceptedCall`` is the future of a call that always runs to completion, even if nobody waits for
+it. ``ReadyClient`` is a client that is also its own future, and ``client_future`` wraps a client in
+the future type that the installed SDK would return. ``AnyFuture`` is both an SDK future and a
+standard library future.
 """
 
 import asyncio
@@ -23,9 +26,9 @@ S = TypeVar("S")
 
 
 class AcceptedCall(Future[T]):
-    """The future of a call that runs to its end: cancelling the future has no effect.
+    """The future of a call that always runs to completion: cancelling the future has no effect.
 
-    So cancelling a task that awaits a call does not change the order of a client's calls.
+    This way, cancelling a task that awaits a call doesn't change the order of a client's calls.
     """
 
     def __init__(self) -> None:
@@ -34,7 +37,7 @@ class AcceptedCall(Future[T]):
         self.set_running_or_notify_cancel()
 
     def follow(self, call: "Future[T]") -> None:
-        """Take over the outcome of ``call``."""
+        """Copy the result or error of ``call`` once it is done."""
         call.add_done_callback(self._copy)
 
     def _copy(self, call: "Future[T]") -> None:
@@ -60,12 +63,12 @@ class AcceptedCall(Future[T]):
 
     @property
     def unread_error(self) -> BaseException | None:
-        """The error of a failed call whose outcome was never read; else None."""
+        """The error of a failed call, or None if it succeeded or someone has read the outcome."""
         return super().exception() if self.done() and not self._is_read else None
 
 
 def settled_future(call: Callable[..., T], *args: Any) -> AwaitableConcurrentFuture[T]:
-    """Run ``call`` now; return a future with its result or error."""
+    """Run ``call`` now and return a future with its result or error."""
     future: Future[T] = Future()
     _settle(future, functools.partial(call, *args))
     return AwaitableConcurrentFuture(future)
@@ -77,7 +80,7 @@ def finished_future(value: T) -> AwaitableConcurrentFuture[T]:
 
 
 def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
-    """Return a future of ``then(first.result())``; cancelling it cancels the future of ``then``."""
+    """Return a future for ``then(first.result())``. Cancelling it cancels ``then``'s future."""
     outer: Future[T] = Future()
 
     def start(future: "Future[S]") -> None:
@@ -95,7 +98,7 @@ def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
 
 
 def gather_futures(futures: "Sequence[Future[T]]") -> "Future[list[T]]":
-    """Return a future of all results, in order; if any fail, it has the error of the first."""
+    """Return a future of all results in order. It raises the first error in that order, if any."""
     outer: Future[list[T]] = Future()
     remaining, lock = len(futures), threading.Lock()
 
@@ -124,7 +127,7 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
 
 
 class AnyFuture(Future[T], APIFuture[T]):
-    """Both an SDK future and a standard library's, which older SDKs returned for samples."""
+    """Both an SDK future and a standard library one, which older SDKs returned from ``sample``."""
 
     def __init__(self, future: "Future[T]") -> None:
         super().__init__()
@@ -148,7 +151,7 @@ class AnyFuture(Future[T], APIFuture[T]):
             return await asyncio.wrap_future(self._future)
 
     def future(self) -> "Future[T]":
-        """Return the standard library's future."""
+        """Return the standard library future."""
         return self._future
 
     def cancel(self) -> bool:
@@ -157,17 +160,17 @@ class AnyFuture(Future[T], APIFuture[T]):
 
 
 def client_future(kind: str, client: APIFuture[Any]) -> Any:
-    """Return the future of a "Training" or "Sampling" client, as the SDK's methods do.
+    """Wrap a "Training" or "Sampling" client in the SDK's future class for that client.
 
-    SDKs without such a class return clients at once, or may return other futures. A
-    ``ReadyClient`` is both a client and a future.
+    If the SDK has no such class, return the client itself. Callers may then expect a client or a
+    future, and a ``ReadyClient`` works as both.
     """
     wrapper = getattr(tinker, f"Backcompat{kind}ClientFuture", None)
     return client.result() if wrapper is None else wrapper(client)
 
 
 class ReadyClient(APIFuture[Any]):
-    """A client that is also a finished future of itself, because the Cookbook uses some as both."""
+    """A client that is also its own finished future. The Cookbook uses some clients as both."""
 
     def result(self, timeout: float | None = None) -> Self:
         """Return the client."""
@@ -178,8 +181,8 @@ class ReadyClient(APIFuture[Any]):
         return self
 
     def future(self) -> "Future[Self]":
-        """Return a finished future of the client."""
+        """Return a finished future whose result is the client."""
         return finished_future(self).future()
 
     def get_telemetry(self) -> None:
-        """None: nothing is reported."""
+        """Return None: the engine sends no telemetry."""

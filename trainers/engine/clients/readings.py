@@ -1,13 +1,14 @@
-"""Reads log-probabilities of prompt tokens, for requests that ask for them.
+"""Computes log-probabilities of prompt tokens, for requests that ask for them.
 
-    prompt_logprobs          of each token
+    prompt_logprobs          of each prompt token
     topk_prompt_logprobs     of the k most likely tokens at each position
-    target_prompt_logprobs   of tokens that the request names for each position
+    target_prompt_logprobs   of the tokens that the request lists for each position
 
-All are read in the same pass over the prompt (``scoring.py``). Tokens before the first position
-that is read may come from the prefix cache. Log-probabilities are at temperature 1, untruncated.
+All of them are computed in the same forward pass over the prompt (``scoring.py``). Tokens before
+the first requested position may come from the prefix cache. Log-probabilities are computed at
+temperature 1, without top-k or top-p truncation.
 
-Shapes: N tokens read together, V vocabulary, T tokens of the prompt, K values per token.
+Shapes: N tokens read together, V vocabulary size, T prompt tokens, K values per token.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,33 +28,34 @@ from evert.trainers.engine.common.errors import SamplingRequestError
 from evert.trainers.engine.sampling.scoring import Reader, log_probabilities
 
 Score = Callable[[Sequence[tuple[int | None, Reader]]], "Future[list[list[Any]]]"]
-"""Pairs of (number of last tokens to read or None for all, reader) -> each pair's values by token.
+"""Takes (last_n, reader) pairs and returns, for each pair, one value per prompt token.
 
-A token that is not read has the value None.
+``last_n`` is how many of the last tokens to read (None for all). The value is None for tokens that
+are not read.
 """
 
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """A request's options about its prompt."""
+    """The prompt log-probabilities that a request asks for."""
 
     logprobs: bool = False
     topk: int = 0
     targets: types.TensorData | None = None
-    """[T - 1, K] int64 token ids, -1 for none; dense or sparse."""
+    """[T - 1, K] int64 token ids, padded with -1; dense or sparse."""
     last_n: int | None = None
 
     def check(self, length: int) -> None:
-        """Check the request's options for a prompt of ``length`` tokens."""
+        """Raise an error if the options don't match a prompt of ``length`` tokens."""
         if self.topk < 0:
             raise SamplingRequestError(
-                f"topk_prompt_logprobs is {self.topk}; expected 0 (none) or more."
+                f"topk_prompt_logprobs is {self.topk}; expected 0 (off) or more."
             )
         check_last_n(self.last_n, length)
         if self.last_n is not None and not self.logprobs:
             raise SamplingRequestError(
-                f"prompt_logprobs_last_n is {self.last_n}, but include_prompt_logprobs is not set; "
-                "expected both. Set include_prompt_logprobs."
+                f"prompt_logprobs_last_n is {self.last_n}, but include_prompt_logprobs is not set. "
+                "Set include_prompt_logprobs as well."
             )
         targets = self.targets
         if targets is not None and (
@@ -63,13 +65,13 @@ class PromptOptions:
         ):
             raise SamplingRequestError(
                 f"target_prompt_logprobs is {targets.dtype} of shape {targets.shape}; expected "
-                f"int64 of shape [{length - 1}, K]: a row for each token of the prompt except the "
-                "first, and -1 for no token."
+                f"int64 of shape [{length - 1}, K]: one row for each prompt token except the "
+                "first, padded with -1."
             )
 
 
 def check_last_n(last_n: int | None, length: int) -> None:
-    """Check how many of a prompt's last tokens are to be scored."""
+    """Raise an error unless ``last_n`` is a valid number of prompt tokens to score."""
     if last_n is not None and not 1 <= last_n <= max(1, length - 1):
         raise SamplingRequestError(
             f"prompt_logprobs_last_n is {last_n} for a prompt of {length} tokens; expected 1 to "
@@ -79,7 +81,7 @@ def check_last_n(last_n: int | None, length: int) -> None:
 
 @dataclass(frozen=True)
 class _FieldReading:
-    """One field of the response: the values to read, and how to make the field from them."""
+    """One field of the response: which values to read, and how to build the field from them."""
 
     last_n: int | None
     reader: Reader
@@ -87,7 +89,7 @@ class _FieldReading:
 
 
 def prompt_fields(score: Score, options: PromptOptions) -> "Future[dict[str, Any]]":
-    """Read a prompt's values in one pass; return fields of a ``SampleResponse``."""
+    """Compute the requested ``SampleResponse`` fields in one pass over the prompt."""
     parts = _parts(options)
     if not parts:
         return finished_future(dict[str, Any]()).future()
@@ -120,7 +122,7 @@ def _parts(options: PromptOptions) -> dict[str, _FieldReading]:
 
 
 def _topk(rows: list[Any], k: int) -> TopkLogprobs:
-    """Return the k most likely tokens at each position, the most likely first."""
+    """Return the k most likely tokens at each position, most likely first."""
     ids = np.zeros((len(rows), k), np.int32)
     logprobs = np.full((len(rows), k), MASK_LOGPROB, np.float32)
     for i, row in enumerate(rows):
@@ -131,7 +133,10 @@ def _topk(rows: list[Any], k: int) -> TopkLogprobs:
 
 @cache
 def _top_logprobs(k: int) -> Reader:
-    """Return one reader per k, so that requests with the same k are read together."""
+    """Return a reader of the k most likely tokens.
+
+    It is cached, so that requests with the same k use the same reader and can be batched.
+    """
 
     def read(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
         best = torch.log_softmax(logits, dim=-1).topk(min(k, logits.shape[1]), dim=-1)
@@ -142,31 +147,33 @@ def _top_logprobs(k: int) -> Reader:
 
 
 class _Targets:
-    """Reads the log-probabilities of the tokens that a request names for each position."""
+    """Reads the log-probabilities of the tokens that a request lists for each position."""
 
     def __init__(self, targets: types.TensorData) -> None:
         self._targets = targets
         self._ids = targets.to_torch(pad_value=-1)
         positions = (self._ids >= 0).any(dim=1).nonzero()[:, 0].tolist()
         self.last_n = len(self._ids) - positions[0] if positions else 1
-        """Number of last tokens to read, from the first position with a named token."""
+        """How many of the last tokens to read: all from the first position with a target."""
         self._vocabulary = 0
-        """Size of the model's vocabulary; 0 until the first read."""
+        """The model's vocabulary size (0 until the first read)."""
 
     def __call__(self, logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
         self._vocabulary = logits.shape[1]
         ids = self._ids[torch.from_numpy(places - 1)].to(logits.device)
-        # ``in_request_layout`` refuses unknown ids: an error here would also fail other requests.
+        # Unknown ids are reported later, in ``in_request_layout``: raising here would also fail
+        # the other requests in the batch.
         ids_in_range = ids.clamp(0, self._vocabulary - 1)
         logprobs = torch.log_softmax(logits, dim=-1).gather(1, ids_in_range)
         return list(logprobs.masked_fill(ids < 0, 0.0).cpu().unbind())
 
     def in_request_layout(self, rows: list[Any]) -> types.TensorData:
-        """Return the log-probabilities in the layout of the request."""
+        """Return the log-probabilities in the same layout as the request's targets."""
         if self._ids.numel() and int(self._ids.max()) >= self._vocabulary:
             raise SamplingRequestError(
-                f"target_prompt_logprobs names token id {int(self._ids.max())}; the model knows 0 "
-                f"to {self._vocabulary - 1}. Use the model's tokenizer, and -1 for none."
+                f"target_prompt_logprobs contains token id {int(self._ids.max())}, but the model's "
+                f"ids go from 0 to {self._vocabulary - 1}. Use the model's tokenizer, and pad with "
+                "-1."
             )
         dense = torch.zeros(self._ids.shape)
         for i, row in enumerate(rows[1:]):
@@ -176,7 +183,7 @@ class _Targets:
 
 
 def _in_layout_of(dense: Tensor, like: types.TensorData) -> types.TensorData:
-    """Return a tensor in the layout of ``like``, with the same cells if ``like`` is sparse."""
+    """Return ``dense`` in the layout of ``like``. If ``like`` is sparse, keep only its cells."""
     if like.sparse_crow_indices is None or like.sparse_col_indices is None:
         return types.TensorData.from_torch(dense)
     counts = np.diff(like.sparse_crow_indices)

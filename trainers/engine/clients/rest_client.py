@@ -1,7 +1,7 @@
-"""The REST client: lists, describes, locates and deletes runs and checkpoints.
+"""The REST client: lists, describes, locates and deletes training runs and checkpoints.
 
-All answers come from the engine's folder (``catalog.py``). Methods that need accounts, sessions or
-billing are refused with a message that names an alternative.
+Everything is read from the engine's folder (``catalog.py``). Methods that need accounts, sessions
+or billing raise an error that suggests an alternative.
 """
 
 import time
@@ -20,42 +20,43 @@ from evert.trainers.engine.models.base_models import base_context_length
 from evert.trainers.engine.store import catalog
 
 SHORTEST_TTL, LONGEST_TTL = 3600, 10 * 366 * 24 * 3600
-"""The service's range of ``ttl_seconds``: an hour to ten years."""
+"""The range that the hosted service accepts for ``ttl_seconds``: one hour to ten years."""
 
-_NO_SESSIONS = "it keeps no sessions. list_training_runs() lists the runs of its folder."
-_NO_BILL = "nothing is billed here. list_user_checkpoints() gives the size of each checkpoint."
+_NO_SESSIONS = "it has no sessions. Use list_training_runs() to list the runs in its folder."
+_NO_BILL = "nothing is billed here. Use list_user_checkpoints() to get the size of each checkpoint."
 _NOT_PUBLIC = (
-    "its checkpoints are files on this machine. Share or copy the folder: "
+    "its checkpoints are files on this machine. Share or copy them instead; "
     "get_external_weights_urls(path) lists the files."
 )
 
 NO_COPY = (
-    "it has no projects. create_training_client_from_state_with_optimizer(path) starts a new run, "
-    "and get_external_weights_urls(path) lists the files."
+    "it has no projects. Use create_training_client_from_state_with_optimizer(path) to start a new "
+    "run, or get_external_weights_urls(path) to list the files."
 )
 
 REFUSED = {
     "copy_weights": NO_COPY,
-    "get_weights_info_by_tinker_path": "it describes weights by their run. "
-    "get_training_run_by_tinker_path(path) gives the base model and the adapter's rank.",
-    "get_audit_log": "it keeps no audit log. Ask the hosted service.",
+    "get_weights_info_by_tinker_path": "it keeps this information per run. Use "
+    "get_training_run_by_tinker_path(path) to get the base model and the LoRA rank.",
+    "get_audit_log": "it has no audit log. Only the hosted service keeps one.",
     "publish_checkpoint_from_tinker_path": _NOT_PUBLIC,
     "unpublish_checkpoint_from_tinker_path": _NOT_PUBLIC,
     "get_session": _NO_SESSIONS,
     "list_sessions": _NO_SESSIONS,
     "search_sessions": _NO_SESSIONS,
     "assign_session_project": _NO_SESSIONS,
-    "export_session_trace": "it records no trace. torch.profiler can trace this process.",
+    "export_session_trace": "it doesn't record traces. Use torch.profiler to trace this process.",
     "whoami": "it has no accounts. Remove the call.",
-    "get_sampler": "samplers have no ids here. SamplingClient.get_base_model() names the model.",
+    "get_sampler": "samplers have no ids here. Use SamplingClient.get_base_model() to get the "
+    "model's name.",
     "get_billing_usage": _NO_BILL,
     "get_current_checkpoint_storage_usage": _NO_BILL,
 }
-"""Maps methods of the SDK's client that the engine cannot serve to the reason and what to do."""
+"""SDK methods that the engine can't serve, mapped to the reason and what to do instead."""
 
 
 def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:
-    """List the shipped bases, and the models that clients were created for."""
+    """List the bundled base models and the models for which clients have been created."""
     models = [
         types.SupportedModel(
             model_name=name,
@@ -70,7 +71,7 @@ def capabilities(engine: Engine) -> types.GetServerCapabilitiesResponse:
 
 @refuse_hosted(tinker.RestClient, REFUSED)
 class RestClient:
-    """Runs and checkpoints of the engine's folder."""
+    """Manages the training runs and checkpoints in the engine's folder."""
 
     engine: ClassVar[Engine]
 
@@ -81,19 +82,19 @@ class RestClient:
     def get_server_capabilities(
         self,
     ) -> AwaitableConcurrentFuture[types.GetServerCapabilitiesResponse]:
-        """List the shipped bases, and the models that clients were created for."""
+        """List the bundled base models and the models for which clients have been created."""
         return settled_future(capabilities, self.engine)
 
     def get_training_run(
         self, training_run_id: str, access_scope: str = "owned"
     ) -> AwaitableConcurrentFuture[types.TrainingRun]:
-        """Return a run, with the ``user_metadata`` that it was started with."""
+        """Return a training run, including its ``user_metadata``."""
         return self.get_training_run_by_tinker_path(f"tinker://{training_run_id}/weights/any")
 
     def get_training_run_by_tinker_path(
         self, tinker_path: str, access_scope: str = "owned"
     ) -> AwaitableConcurrentFuture[types.TrainingRun]:
-        """Return the run that a checkpoint belongs to."""
+        """Return the training run that a checkpoint belongs to."""
         return settled_future(catalog.training_run, self._store, tinker_path)
 
     def list_training_runs(
@@ -103,37 +104,37 @@ class RestClient:
         access_scope: str = "owned",
         project_id: str | None = None,
     ) -> AwaitableConcurrentFuture[types.TrainingRunsResponse]:
-        """List the runs in the engine's folder, latest first; ``project_id`` is ignored."""
+        """List the runs in the engine's folder, newest first; ``project_id`` is ignored."""
         return settled_future(catalog.page_of_runs, self._store, offset, limit)
 
     def list_checkpoints(
         self, training_run_id: str
     ) -> AwaitableConcurrentFuture[types.CheckpointsListResponse]:
-        """List the checkpoints of a run, latest first."""
+        """List a run's checkpoints, newest first."""
         return settled_future(catalog.checkpoints_of, self._store, training_run_id)
 
     def list_user_checkpoints(
         self, limit: int = 100, offset: int = 0
     ) -> AwaitableConcurrentFuture[types.CheckpointsListResponse]:
-        """List the checkpoints of all runs, latest first."""
+        """List the checkpoints of all runs, newest first."""
         return settled_future(catalog.page_of_checkpoints, self._store, offset, limit)
 
     def get_external_weights_urls(
         self, tinker_path: str
     ) -> AwaitableConcurrentFuture[types.ExternalWeightsUrlsResponse]:
-        """Return a ``file://`` URL for each file of a checkpoint of any kind."""
+        """Return a ``file://`` URL for each file in a checkpoint of any type."""
         return settled_future(catalog.file_urls, self._store, tinker_path)
 
     def set_checkpoint_ttl_from_tinker_path(
         self, tinker_path: str, ttl_seconds: int | None
     ) -> AwaitableConcurrentFuture[None]:
-        """Record when a checkpoint expires; None for never. Nothing is deleted automatically."""
+        """Set when a checkpoint expires (None: never). Nothing is deleted automatically."""
         return settled_future(self._keep, tinker_path, ttl_seconds)
 
     def delete_checkpoint(
         self, training_run_id: str, checkpoint_id: str
     ) -> AwaitableConcurrentFuture[None]:
-        """Delete a checkpoint by its id in listings (``weights/000010``)."""
+        """Delete a checkpoint by the id that listings show, such as ``weights/000010``."""
         return self.delete_checkpoint_from_tinker_path(
             f"tinker://{training_run_id}/{checkpoint_id}"
         )
@@ -145,12 +146,12 @@ class RestClient:
         return settled_future(self._store.delete, tinker_path)
 
     def get_telemetry(self) -> None:
-        """None: nothing is reported."""
+        """Return None: the engine sends no telemetry."""
 
     def _keep(self, path: str, ttl_seconds: int | None) -> None:
         if ttl_seconds is not None and not SHORTEST_TTL <= ttl_seconds <= LONGEST_TTL:
             raise CheckpointError(
-                f"ttl_seconds of {path} is {ttl_seconds}; expected {SHORTEST_TTL} (an hour) to "
-                f"{LONGEST_TTL} (ten years), or None for never."
+                f"ttl_seconds for {path} is {ttl_seconds}; expected {SHORTEST_TTL} (one hour) to "
+                f"{LONGEST_TTL} (ten years), or None to keep it forever."
             )
         self._store.expire(path, None if ttl_seconds is None else time.time() + ttl_seconds)

@@ -1,8 +1,9 @@
-"""Sampling clients sample from frozen weights, in this process and in others.
+"""The sampling client: samples from frozen weights, in this process or in others.
 
-A client holds the future of a sampler, so it can be used while the weights load. A pickled client
-is a reference. In the process that made it, unpickling returns the client itself; in another
-process it loads the weights from disk. Pickling saves weights that are not on disk yet.
+A client holds a future for its sampler, so you can use it while the weights are still loading.
+Pickling a client produces a reference. Unpickling it in the same process returns the original
+client; in another process it loads the weights from disk. If the weights are not on disk yet,
+pickling saves them first.
 """
 
 import asyncio
@@ -43,24 +44,27 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NO_HANDLES = "it has no handles. Pickle the client: a copy samples from the same weights."
+_NO_HANDLES = "it has no handles. Pickle the client to get a copy that uses the same weights."
 
 REFUSED = {
     "create": "it has no connection. Use ServiceClient.create_sampling_client.",
     "from_sampler_handle": _NO_HANDLES,
     "get_sampler_handle": _NO_HANDLES,
 }
-"""Maps methods of the SDK's client that the engine cannot serve to the reason and what to do."""
+"""SDK methods that the engine can't serve, mapped to the reason and what to do instead."""
 
 REFUSED_OPTIONS = {
-    "topk_sample_logprobs": "Ask for topk_prompt_logprobs of the prompt and its reply together",
+    "topk_sample_logprobs": "Request topk_prompt_logprobs on the prompt followed by its reply",
     "prompt_alt_tokens_k": "Sample one token after each prefix of the prompt",
 }
-"""Maps options of ``sample`` that the engine lacks to what to do instead."""
+"""Options of ``sample`` that the engine doesn't support, mapped to what to do instead."""
 
 
 class Source:
-    """Where other processes find a client's weights: a base, and a path or a call to save them."""
+    """Where other processes find a client's weights: the base model and a checkpoint path.
+
+    ``path`` may be a function that saves the weights and returns the path.
+    """
 
     def __init__(self, base_model: str, path: str | Callable[[], str] | None) -> None:
         self.base_model = base_model
@@ -68,7 +72,7 @@ class Source:
         self._lock = threading.Lock()
 
     def path(self) -> str | None:
-        """Return the checkpoint's path, after saving it if needed; None for the base itself."""
+        """Return the checkpoint's path, saving it if needed. None means the base model."""
         with self._lock:
             if callable(self._path):
                 self._path = self._path()
@@ -79,9 +83,9 @@ class Source:
 class _Pickled:
     process: int
     key: int
-    """The client's number in the process that made it."""
+    """The client's number in the process that created it."""
     copy: int = field(compare=False)
-    """The number of this copy, from 1; it seeds the copy's random streams."""
+    """The copy's number, starting at 1, which seeds its random streams."""
     base_model: str
     path: str | None
     settings: EngineSettings
@@ -90,7 +94,7 @@ class _Pickled:
 
 @refuse_hosted(tinker.SamplingClient, REFUSED)
 class SamplingClient(ReadyClient):
-    """Samples from frozen weights; copies in other processes have their own random streams."""
+    """Samples from frozen weights. Copies in other processes use separate random streams."""
 
     def __init__(
         self,
@@ -120,7 +124,7 @@ class SamplingClient(ReadyClient):
         prompt_alt_tokens_k: int = 0,
         prompt_logprobs_last_n: int | None = None,
     ) -> APIFuture[types.SampleResponse]:
-        """Sample replies; ``sampler.py`` explains their log-probabilities."""
+        """Sample replies. See ``sampler.py`` for how their log-probabilities are computed."""
         _check_options(
             topk_sample_logprobs=topk_sample_logprobs, prompt_alt_tokens_k=prompt_alt_tokens_k
         )
@@ -140,7 +144,7 @@ class SamplingClient(ReadyClient):
         sampling_params: types.SamplingParams,
         watch: Callable[[list[int]], None],
     ) -> APIFuture[types.SampleResponse]:
-        """Sample one reply; ``watch`` gets its tokens so far, as in ``ModelSampler.sample``."""
+        """Sample one reply, streaming its tokens to ``watch`` (see ``ModelSampler.sample``)."""
         return self._read(
             prompt, lambda row: self._sample(row, 1, sampling_params, PromptOptions(), watch)
         )
@@ -148,7 +152,7 @@ class SamplingClient(ReadyClient):
     def compute_logprobs(
         self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
     ) -> APIFuture[list[float | None]]:
-        """Compute each token's log-probability given those before it; None for the first."""
+        """Compute each prompt token's log-probability (None for the first token)."""
 
         def ask(row: PictureRow) -> "Future[list[Any]]":
             check_last_n(prompt_logprobs_last_n, len(row.ids))
@@ -170,20 +174,20 @@ class SamplingClient(ReadyClient):
 
     @property
     def sampler(self) -> ModelSampler:
-        """The client's sampler, after waiting until it is loaded; ``stats`` count its work."""
+        """The client's sampler; waits until it is loaded. Its counters are in ``stats``."""
         self._engine.check_process()
         return self._sampler.result()
 
     async def result_async(self, timeout: float | None = None) -> Self:  # noqa: ASYNC109
-        """Return the client once its weights are loaded; raise the error if loading failed."""
+        """Wait until the weights are loaded and return the client; raise if loading failed."""
         self._engine.check_process()
         async with asyncio.timeout(timeout):
-            # Cancelling does not stop the loading, because other callers may wait for it.
+            # Cancelling doesn't stop the load, because other callers may be waiting for it.
             await asyncio.wrap_future(chain(self._sampler, lambda _: self.future()))
         return self
 
     def __reduce__(self) -> tuple[Any, tuple[_Pickled]]:
-        # ``path`` saves the weights if they are not on disk yet
+        # path() saves the weights if they are not on disk yet
         state = _Pickled(
             os.getpid(),
             self._key,
@@ -198,7 +202,7 @@ class SamplingClient(ReadyClient):
     def _read(
         self, prompt: types.ModelInput, ask: "Callable[[PictureRow], Future[T]]"
     ) -> "AnyFuture[T]":
-        """Call ``ask`` with the prompt as a row; read images in another thread."""
+        """Call ``ask`` with the parsed prompt, decoding any images in another thread."""
         self._engine.check_open()
         reader = self._engine.reader(self._source.base_model)
         if is_text(prompt):
@@ -208,7 +212,7 @@ class SamplingClient(ReadyClient):
         )
 
     def _read_images(self, reader: PictureReader, prompt: types.ModelInput) -> PictureRow:
-        self._engine.check_open()  # The engine may have closed since the call
+        self._engine.check_open()  # the engine may have been closed in the meantime
         try:
             return reader.read(prompt)
         except ValueError as error:
@@ -229,7 +233,7 @@ class SamplingClient(ReadyClient):
         )
         parts = prompt_fields(self._scorer(row), options)
         answer = chain(replies, lambda sequences: self._respond(sequences, parts))
-        answer.add_done_callback(lambda _: replies.cancel())  # cancelling the answer stops sampling
+        answer.add_done_callback(lambda _: replies.cancel())  # if cancelled, stop sampling
         return answer
 
     def _scorer(self, row: PictureRow) -> Score:
@@ -255,7 +259,7 @@ class SamplingClient(ReadyClient):
 
 _client_numbers = itertools.count()
 _clients: "weakref.WeakValueDictionary[int, SamplingClient]" = weakref.WeakValueDictionary()
-"""Clients made in this process, by key, so that unpickling one here returns the client itself."""
+"""Clients created in this process, by key, so that unpickling here returns the original client."""
 
 
 def _unpickle(state: _Pickled) -> SamplingClient:
@@ -265,7 +269,7 @@ def _unpickle(state: _Pickled) -> SamplingClient:
 
 @lru_cache(maxsize=4)
 def _load_client(state: _Pickled, process: int) -> SamplingClient:
-    """Load a client from another process once, because pool workers unpickle it for every task."""
+    """Load another process's client. Cached, because pool workers unpickle it for every task."""
     engine = _engine_of(state.settings, process)
     if state.path is None:
         sampler = engine.base_sampler(state.base_model)
@@ -277,12 +281,12 @@ def _load_client(state: _Pickled, process: int) -> SamplingClient:
 
 @cache
 def _engine_of(settings: EngineSettings, process: int) -> Engine:
-    """Return this process's engine for clients from other processes; they share what it loads."""
+    """Return the engine that this process's unpickled clients share."""
     return Engine(settings)
 
 
 def saved_client(engine: Engine, path: str, *, records: bool = False) -> SamplingClient:
-    """Return a client of a checkpoint, which is loaded in the background."""
+    """Return a client for a checkpoint, which is loaded in the background."""
     engine.check_open()
     info = engine.store.read(path)
     engine.requested_models.add(info.base_model)
@@ -294,16 +298,16 @@ def saved_client(engine: Engine, path: str, *, records: bool = False) -> Samplin
 def model_client(
     engine: Engine, name: str, model: Any, tokenizer: Any, *number: int
 ) -> SamplingClient:
-    """Return a client of the current weights of a model that another trainer holds.
+    """Return a client that samples from the current weights of another trainer's model.
 
-    The client works until ``client.sampler.scheduler`` is closed.
+    It can be used until ``client.sampler.scheduler`` is closed.
     """
 
     def refuse_to_save() -> str:
         raise SamplingRequestError(
-            f"This client samples from the current weights of a model ({name}) that another "
-            "trainer holds in this process; expected weights on disk. Sample here, or offer the "
-            "client to other processes through a policy service."
+            f"This client samples from a model ({name}) that another trainer holds in this "
+            "process's memory, but pickling needs weights on disk. Sample in this process, or "
+            "make the client available to other processes through a policy service."
         )
 
     sampler = finished_future(engine.new_sampler(model, tokenizer, *number)).future()
@@ -314,5 +318,6 @@ def _check_options(**options: int) -> None:
     for name, instead in REFUSED_OPTIONS.items():
         if options[name]:
             raise UnsupportedError(
-                f"{name} is {options[name]}; the embedded engine does not have it. {instead}."
+                f"{name} is {options[name]}, but the embedded engine doesn't support this option. "
+                f"{instead}."
             )

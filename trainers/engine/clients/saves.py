@@ -1,4 +1,4 @@
-"""Tracks an engine's accepted saves: it writes them before it closes, or logs them as lost."""
+"""Tracks pending saves. A closing engine writes them all, or logs the ones that are lost."""
 
 import logging
 from concurrent.futures import wait
@@ -11,15 +11,15 @@ logger = logging.getLogger(__name__)
 
 
 class Saves:
-    """Accepted saves; a save may be forgotten after its outcome was read."""
+    """The engine's pending saves. Finished saves are dropped once their outcome has been read."""
 
     def __init__(self) -> None:
         self.interrupted = False
-        """Whether ``finish`` was interrupted, so that saves that have not begun are dropped."""
+        """Whether ``finish`` was interrupted. If so, saves that have not started are dropped."""
         self._paths: dict[AcceptedCall[Any], str] = {}
 
     def accept(self, path: str) -> AcceptedCall[Any]:
-        """Return the future of a save to a checkpoint's path."""
+        """Register a save to a checkpoint path and return its future."""
         for earlier in self._paths.copy():
             if earlier.done() and earlier.unread_error is None:
                 self._paths.pop(earlier, None)
@@ -28,14 +28,14 @@ class Saves:
         return save
 
     def awaits_run(self, run_id: str) -> bool:
-        """Return whether a save of the run is not written yet."""
+        """Return whether the run has a save that has not been written yet."""
         return any(parse_path(path)[0] == run_id for path in self._unwritten())
 
     def finish(self) -> None:
-        """Wait until all saves are written; an interrupt drops saves that have not begun."""
+        """Wait until all saves are written. An interrupt drops saves that have not started."""
         try:
             if unwritten := self._unwritten():
-                logger.info("Before the engine closes, it writes %s.", ", ".join(unwritten))
+                logger.info("Writing %s before the engine closes.", ", ".join(unwritten))
             wait(self._paths.copy())
         except BaseException:  # mostly Ctrl-C
             self.interrupted = True
@@ -43,7 +43,7 @@ class Saves:
             raise
 
     def report_lost(self) -> None:
-        """Log the dropped saves, and the failed saves whose error was not read."""
+        """Log dropped saves, and failed saves whose error nobody has read."""
         for save, path in self._paths.copy().items():
             if not save.done() or save.unread_error:
                 logger.error("%s was not saved: %s", path, save.unread_error or "interrupted")

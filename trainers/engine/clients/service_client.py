@@ -1,10 +1,10 @@
-"""The service client, which makes the other clients.
+"""The service client, which creates the other clients.
 
-All clients have the SDK's methods, plain and ``_async``, with the SDK's names, arguments and
-results; the SDK documents them. Methods that only the hosted service can serve raise
-``UnsupportedError``. Two things differ: the ``_async`` forms do not warn that they are deprecated,
-and errors belong to evert's classes as well as the SDK's. Futures of clients are
-instances of the SDK's classes, which act as the clients themselves, with the SDK's warnings.
+All clients have the same methods as the SDK's clients, sync and ``_async``, with the same
+arguments and results; see the SDK's documentation. Methods that need the hosted service raise
+``UnsupportedError``. There are two differences: the ``_async`` methods don't emit deprecation
+warnings, and errors are instances of evert's classes as well as the SDK's. Methods that create a
+client return one of the SDK's futures, which can be used as a client and emits the SDK's warnings.
 """
 
 from abc import ABCMeta
@@ -32,15 +32,15 @@ from evert.trainers.engine.models.loading import LoraOptions
 REFUSED = {
     "copy_weights": NO_COPY,
     "holder": "it has no connection. Use the client's public methods.",
-    "create_custom_loss": "it cannot trace a loss. Pass any function of "
-    "(data, logprobs) to forward_backward_custom.",
+    "create_custom_loss": "it can't trace a loss function. Pass a function "
+    "(data, logprobs) to forward_backward_custom instead.",
 }
-"""Maps methods of the SDK's client that the engine cannot serve to the reason and what to do."""
+"""SDK methods that the engine can't serve, mapped to the reason and what to do instead."""
 
 
 @refuse_hosted(tinker.ServiceClient, REFUSED)
 class ServiceClient:
-    """Creates training, sampling and REST clients of one engine."""
+    """Creates the engine's training, sampling and REST clients."""
 
     engine: ClassVar[Engine]
 
@@ -50,7 +50,7 @@ class ServiceClient:
         project_id: str | None = None,
         **options: Any,
     ) -> None:
-        """Accept the SDK's options; only ``user_metadata`` is used."""
+        """Accept the SDK's options, but use only ``user_metadata``."""
         self._user_metadata = dict(user_metadata or {})
 
     def create_lora_training_client(
@@ -64,7 +64,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
     ) -> "tinker.BackcompatTrainingClientFuture":
-        """Start training a base model: all weights or an adapter, as the engine's settings say."""
+        """Start training a base model: an adapter or all weights, depending on the settings."""
         _check_optimizer(optimizer)
         _check_rank(rank)
         base_model = self.engine.stand_ins.of(base_model)
@@ -101,15 +101,18 @@ class ServiceClient:
         retry_config: Any = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Create a client of a checkpoint (path or folder) or a base, loaded in the background."""
+        """Create a client for a checkpoint or a base model, which loads in the background.
+
+        ``model_path`` is a ``tinker://`` path or a folder.
+        """
         engine = self.engine
         engine.check_open()
         if model_path is not None:
             return saved_client(engine, model_path, records=record_stability_info)
         if base_model is None:
             raise SamplingRequestError(
-                "create_sampling_client got neither model_path nor base_model; expected a "
-                "tinker:// path that saving returned, or a model name."
+                "create_sampling_client got neither model_path nor base_model. Pass a "
+                "tinker:// path returned by a save, or a model name."
             )
         base_model = engine.stand_ins.of(base_model)
         resolve_model(base_model)
@@ -123,15 +126,15 @@ class ServiceClient:
         return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """List the shipped bases and the models of clients so far; any model's folder works too."""
+        """List the bundled base models and those in use. You can also pass any model folder."""
         return capabilities(self.engine)
 
     def get_console_url(self) -> str:
-        """Return the URL of the engine's folder of checkpoints; there is no console."""
+        """Return the URL of the engine's checkpoint folder, since there is no web console."""
         return self.engine.store.root.absolute().as_uri()
 
     def get_telemetry(self) -> None:
-        """None: nothing is reported."""
+        """Return None: the engine sends no telemetry."""
 
     def close(self, status: str, detail: str | None = None) -> AwaitableConcurrentFuture[None]:
         """Do nothing: the engine outlives its service clients."""
@@ -171,27 +174,27 @@ class ServiceClient:
 def _check_optimizer(optimizer: types.OptimizerConfig | None) -> None:
     if optimizer is not None and not isinstance(optimizer, types.AdamOptimizerConfig):
         raise UnsupportedError(
-            f"optimizer is {optimizer!r}; the embedded engine has only AdamW (Dimuon's formula is "
-            "not public). Leave it out, or pass AdamOptimizerConfig()."
+            f"optimizer is {optimizer!r}, but the embedded engine supports only AdamW (Dimuon's "
+            "formula is not public). Leave it out, or pass AdamOptimizerConfig()."
         )
 
 
 def _check_rank(rank: int) -> None:
     if not isinstance(rank, Integral) or rank < 1:
         raise TrainingError(
-            f"create_lora_training_client got rank={rank!r}; expected a whole number of 1 or more. "
-            "embedded_engine(full_parameter=True) trains all weights, without an adapter."
+            f"create_lora_training_client got rank={rank!r}; expected a positive integer. "
+            "To train all weights without an adapter, use embedded_engine(full_parameter=True)."
         )
 
 
 def _check_base(base_model: str | None, saved_base: str) -> None:
     if base_model not in (None, saved_base):
         raise UnsupportedError(
-            f"base_model is {base_model!r}, but the checkpoint was saved from {saved_base!r}; the "
-            "embedded engine can train it only on that base. Leave base_model out."
+            f"base_model is {base_model!r}, but the checkpoint was trained from {saved_base!r}. "
+            "The embedded engine can only resume it on the same base model. Leave base_model out."
         )
 
 
-# Scripts may check clients by ``isinstance`` with the SDK's classes.
+# Scripts may check clients with isinstance() against the SDK's classes.
 cast(ABCMeta, tinker.TrainingClient).register(TrainingClient)
 cast(ABCMeta, tinker.SamplingClient).register(SamplingClient)

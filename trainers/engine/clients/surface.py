@@ -1,8 +1,9 @@
-"""Gives the engine's clients the methods of the installed SDK's clients.
+"""Gives the engine's clients the same methods as the installed SDK's clients.
 
-``async_forms`` adds the ``_async`` forms of a client's methods. ``refuse_hosted`` also adds methods
-that raise ``UnsupportedError``: those that only the hosted service can answer, and those that only
-a newer SDK has. A newer SDK's options are refused unless they have their default values.
+``async_forms`` adds the ``_async`` variants of a client's methods. ``refuse_hosted`` also adds
+methods that raise ``UnsupportedError``: those that need the hosted service, and those that only
+exist in newer SDKs. Options that only exist in a newer SDK may be passed with their default value,
+but any other value raises an error.
 """
 
 import functools
@@ -17,18 +18,18 @@ from evert.trainers.engine.common.errors import UnsupportedError
 C = TypeVar("C", bound=type)
 
 TESTED = "0.38"
-"""The newest version of the SDK that evert was tested with."""
+"""The newest SDK version that evert has been tested with."""
 
 UNKNOWN: list[str] = []
-"""Differences: what only the installed SDK has, and what only evert has."""
+"""Differences from the installed SDK: what only the SDK has, and what only evert has."""
 
-_NEW = "this version of evert does not know it. Leave it out, or update evert."
+_NEW = "this version of evert doesn't support it. Leave it out, or update evert."
 
 
 def async_forms(sdk: type, keep: type | tuple[()] = ()) -> Callable[[C], C]:
-    """Add the ``_async`` form of each method that has one in the SDK's class.
+    """Add an ``_async`` variant of each method that has one in the SDK's class.
 
-    Futures of type ``keep`` are returned as they are; other futures are awaited.
+    Futures of type ``keep`` are returned as they are, and other futures are awaited.
     """
 
     def add(client: C) -> C:
@@ -53,9 +54,9 @@ def _async_form(name: str, plain: Callable[..., Any], keep: type | tuple[()]) ->
 
 
 def refuse_hosted(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
-    """Add the SDK's methods in ``reasons``, which raise ``UnsupportedError``.
+    """Make the SDK methods listed in ``reasons`` raise ``UnsupportedError``.
 
-    Also applies ``async_forms`` and ``refuse_unknown``.
+    This also applies ``async_forms`` and ``refuse_unknown``.
     """
 
     def add(client: C) -> C:
@@ -72,7 +73,7 @@ def refuse_hosted(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
 
 
 def refuse_unknown(sdk: type) -> Callable[[C], C]:
-    """Refuse public methods and options that the SDK's class has but the engine's lacks."""
+    """Make public methods and options that only the SDK's class has raise an error."""
 
     def add(client: C) -> C:
         for name in (name for name in dir(sdk) if not name.startswith("_")):
@@ -92,7 +93,7 @@ def refuse_unknown(sdk: type) -> Callable[[C], C]:
 
 
 def _new_options(sdk_method: Callable[..., Any], method: Callable[..., Any]) -> dict[str, Any]:
-    """Return the options that only the SDK's method has, with their defaults."""
+    """Return the options that exist only in the SDK's method, with their defaults."""
     parameters = inspect.signature(method).parameters
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     if any(option.kind is variadic[0] for option in parameters.values()):
@@ -124,7 +125,7 @@ def _refuse_options(method: Callable[..., Any], name: str, new: Mapping[str, Any
 
 
 def _refusal(sdk_member: Any, name: str, reason: str) -> Any:
-    message = f"{name} was called on evert's embedded engine, which cannot serve it: {reason}"
+    message = f"{name} is not available with evert's embedded engine: {reason}"
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise UnsupportedError(message)

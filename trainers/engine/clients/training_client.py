@@ -1,4 +1,4 @@
-"""The training client: a model in training, whose calls run in order on one worker thread."""
+"""The training client: trains a model, running all calls in order on one worker thread."""
 
 import functools
 import math
@@ -35,7 +35,7 @@ T = TypeVar("T")
 @refuse_unknown(tinker.TrainingClient)
 @async_forms(tinker.TrainingClient, keep=AwaitableConcurrentFuture)
 class TrainingClient(ReadyClient):
-    """A model in training. Calls return at once and run in order."""
+    """A model in training. Calls return immediately and run in order in the background."""
 
     def __init__(self, engine: Engine, run: TrainingRun) -> None:
         self.model_id = run.run_id
@@ -60,7 +60,7 @@ class TrainingClient(ReadyClient):
         loss_fn: str,
         loss_fn_config: Mapping[str, Any] | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """Add the gradient of the summed loss to the gradient accumulated since the last step."""
+        """Compute the summed loss and accumulate its gradient until the next ``optim_step``."""
         work = self._run.trainer.read(data, loss_fn, loss_fn_config)
         return self._submit(lambda trainer: trainer.forward_backward(work))
 
@@ -74,8 +74,8 @@ class TrainingClient(ReadyClient):
         """Like ``forward_backward`` with ``loss_fn(data, logprobs) -> (loss, metrics)``."""
         if loss_type_input not in (None, "logprobs"):
             raise LossInputError(
-                f"loss_type_input is {loss_type_input!r}; a custom loss gets log-probabilities. "
-                "Leave it out."
+                f"loss_type_input is {loss_type_input!r}, but custom losses can only take "
+                "log-probabilities. Leave it out."
             )
         work = self._run.trainer.read_custom(data)
         return self._submit(lambda trainer: trainer.forward_backward_custom(work, data, loss_fn))
@@ -86,12 +86,13 @@ class TrainingClient(ReadyClient):
         *,
         adam_params: types.AdamParams | None = None,
     ) -> AwaitableConcurrentFuture[types.OptimStepResponse]:
-        """Take one AdamW step with the accumulated gradient."""
+        """Take one AdamW step on the accumulated gradient."""
         all_params = [params for params in (optim_params, adam_params) if params is not None]
         if len(all_params) != 1 or not isinstance(all_params[0], types.AdamParams):
             raise TrainingError(
-                f"optim_step got {all_params}; the embedded engine has only AdamW and expects "
-                "one AdamParams. Pass optim_step(AdamParams(learning_rate=...))."
+                f"optim_step got {all_params}; expected exactly one AdamParams, because the "
+                "embedded engine supports only AdamW. Call "
+                "optim_step(AdamParams(learning_rate=...))."
             )
         params = all_params[0]
         _check_step(params)
@@ -117,13 +118,13 @@ class TrainingClient(ReadyClient):
     def load_state(
         self, path: str, weights_access_token: str | None = None
     ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
-        """Load a checkpoint's weights after all earlier calls, with a fresh optimizer."""
+        """Load a checkpoint's weights once all earlier calls are done; reset the optimizer."""
         return self._load(path, with_optimizer=False)
 
     def load_state_with_optimizer(
         self, path: str, weights_access_token: str | None = None
     ) -> AwaitableConcurrentFuture[types.LoadWeightsResponse]:
-        """Load a checkpoint's weights and optimizer state after all earlier calls."""
+        """Load a checkpoint's weights and optimizer state once all earlier calls are done."""
         return self._load(path, with_optimizer=True)
 
     def save_weights_for_sampler(
@@ -132,7 +133,7 @@ class TrainingClient(ReadyClient):
         ttl_seconds: int | None = None,
         user_metadata: dict[str, str] | None = None,
     ) -> AwaitableConcurrentFuture[types.SaveWeightsForSamplerResponse]:
-        """Save weights to sample from."""
+        """Save the weights for sampling."""
         answer, write = types.SaveWeightsForSamplerResponse, Trainer.save_weights
         return self._save(answer, "sampler_weights", name, write, ttl_seconds, user_metadata)
 
@@ -142,7 +143,7 @@ class TrainingClient(ReadyClient):
         ttl_seconds: int | None = None,
         age_encryption_recipients: list[str] | None = None,
     ) -> AwaitableConcurrentFuture[types.SaveWeightsExternalResponse]:
-        """Save weights for use elsewhere (``RestClient.get_external_weights_urls``)."""
+        """Save the weights for use elsewhere (see ``RestClient.get_external_weights_urls``)."""
 
         def write(trainer: Trainer, folder: Path) -> None:
             trainer.save_weights(folder)
@@ -159,7 +160,10 @@ class TrainingClient(ReadyClient):
         record_stability_info: bool = False,
         kind: "types.SamplingClientKind" = "snapshot",
     ) -> "tinker.BackcompatSamplingClientFuture":
-        """Return a client of an in-memory copy of the weights; ignore ``name`` and ``kind``."""
+        """Return a client that samples from an in-memory copy of the current weights.
+
+        ``name`` and ``kind`` are ignored.
+        """
         take = functools.partial(self._snapshot, records=record_stability_info)
         return client_future("Sampling", self._submit(take))  # type: ignore[no-any-return]
 
@@ -173,7 +177,7 @@ class TrainingClient(ReadyClient):
         return saved_client(self._engine, model_path, records=record_stability_info)
 
     def get_info(self) -> types.GetInfoResponse:
-        """Return the model's name and its adapter's rank."""
+        """Return the model's name and LoRA rank."""
         run, name = self._run, self._run.base_model
         arch = run.trainer.model.config.model_type
         return types.GetInfoResponse(
@@ -189,7 +193,7 @@ class TrainingClient(ReadyClient):
         return self._run.trainer.tokenizer
 
     def get_console_url(self) -> str:
-        """Return the URL of the folder with this run's checkpoints; there is no console."""
+        """Return the URL of this run's checkpoint folder, since there is no web console."""
         return (self._engine.store.root / self.model_id).absolute().as_uri()
 
     def _submit(
@@ -201,8 +205,8 @@ class TrainingClient(ReadyClient):
         return AwaitableConcurrentFuture(future)
 
     def _in_turn(self, call: Callable[[Trainer], T]) -> T:
-        self._engine.check_needed(self.model_id)  # The engine may have closed since the call
-        # Looked up now: an earlier ``load_state`` may have replaced the trainer.
+        self._engine.check_needed(self.model_id)  # the engine may have been closed in the meantime
+        # Look up the trainer only now, because an earlier ``load_state`` may have replaced it.
         return call(self._run.trainer)
 
     def _load(
@@ -260,8 +264,8 @@ class TrainingClient(ReadyClient):
 def _check_ttl(path: str, ttl_seconds: int | None) -> None:
     if ttl_seconds is not None and ttl_seconds <= 0:
         raise CheckpointError(
-            f"ttl_seconds of {path} is {ttl_seconds}; expected more than 0 seconds, or "
-            "None for never. Nothing was saved."
+            f"ttl_seconds for {path} is {ttl_seconds}; expected a positive number of seconds, or "
+            "None to keep it forever. Nothing was saved."
         )
 
 
@@ -271,6 +275,6 @@ def _check_step(params: types.AdamParams) -> None:
         if not math.isfinite(value) or value < 0 or value >= limit:
             expected = "from 0 to below 1" if limit == 1.0 else "of 0 or more"
             raise TrainingError(
-                f"optim_step got {name}={value}; expected a number {expected}. The weights are "
-                "unchanged."
+                f"optim_step got {name}={value}; expected a number {expected}. The weights were "
+                "not changed."
             )

@@ -1,9 +1,9 @@
-"""Modules that all parts of the engine use.
+"""Modules shared by the whole engine.
 
-In alphabetical order:
+Contents:
 
-    errors.py      the engine's errors
-    installing.py  replaces names in all modules and sets PyTorch's threads, inside a block
-    network.py     refuses connections to other machines
-    parallel.py    runs passes side by side, on all cores
+    errors.py      the engine's exceptions
+    installing.py  context managers that patch names in all modules and set PyTorch's thread count
+    network.py     blocks connections to other machines
+    parallel.py    runs passes in parallel on all cores
 """

@@ -1,19 +1,20 @@
-"""Errors of the embedded engine; each is also an error of the Tinker SDK.
+"""The embedded engine's exceptions, which are also Tinker SDK exceptions.
 
     EvertError
     ├── ModelNotFoundError     (NotFoundError)       a model that cannot be loaded here
     ├── LossInputError         (BadRequestError)     a datum or configuration the loss cannot use
     ├── SamplingRequestError   (BadRequestError)     a prompt or parameters that cannot be served
-    ├── UnsupportedError       (BadRequestError)     a call that only the hosted service answers
+    ├── UnsupportedError       (BadRequestError)     a call that only the hosted service supports
     ├── CheckpointError        (APIStatusError)      a checkpoint that is corrupt or unwritable
     │   ├── NoCheckpointError      (NotFoundError)   no checkpoint or run has that name
-    │   └── CheckpointExistsError  (ConflictError)   a checkpoint already has that name
+    │   └── CheckpointExistsError  (ConflictError)   a checkpoint with that name already exists
     ├── TrainingError          (RequestFailedError)  a training call that failed
     ├── EngineClosedError      (TinkerError)         a call on an engine that is not in use here
     └── NetworkRefusedError    (TinkerError)         a connection to another machine
 
-Each error is a subclass of the SDK's class in brackets, so scripts written for the service catch
-it, and of a standard exception. Messages say what we got, what was expected, and what to do next.
+Each exception subclasses the SDK exception in brackets, so that scripts written for the hosted
+service catch it, and also a built-in exception. Messages state what we got, what was expected, and
+what to do next.
 """
 
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ import tinker
 
 from evert.bridge.errors import EvertError
 
-_REQUEST = httpx.Request("POST", "http://embedded-engine")  # Never sent; the SDK's errors need one
+_REQUEST = httpx.Request("POST", "http://embedded-engine")  # the SDK's errors require one
 
 
 class _Status(Exception):
@@ -31,28 +32,29 @@ class _Status(Exception):
 
     def __init__(self, message: str) -> None:
         response = httpx.Response(self.status, request=_REQUEST)
-        super().__init__(message, response, None)  # for APIStatusError, next in the MRO
+        # These arguments are for APIStatusError, which is next in the MRO.
+        super().__init__(message, response, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self),)
 
 
 class ModelNotFoundError(_Status, EvertError, tinker.NotFoundError, ValueError):
-    """No model can be loaded under this name on this machine."""
+    """No model with this name can be loaded on this machine."""
 
     status = 404
 
 
 class LossInputError(_Status, EvertError, tinker.BadRequestError, ValueError):
-    """A datum, a loss name or a ``loss_fn_config`` does not fit the loss."""
+    """A datum, a loss name or a ``loss_fn_config`` is not valid for the loss."""
 
 
 class SamplingRequestError(_Status, EvertError, tinker.BadRequestError, ValueError):
-    """A prompt or its sampling parameters cannot be served by this model or engine."""
+    """The model or the engine can't serve this prompt or these sampling parameters."""
 
 
 class UnsupportedError(_Status, EvertError, tinker.BadRequestError, NotImplementedError):
-    """A call or an option that only the hosted service supports."""
+    """Only the hosted service supports this call or option."""
 
 
 class CheckpointError(_Status, EvertError, tinker.APIStatusError, OSError):
@@ -60,19 +62,19 @@ class CheckpointError(_Status, EvertError, tinker.APIStatusError, OSError):
 
 
 class NoCheckpointError(CheckpointError, tinker.NotFoundError):
-    """No checkpoint or run of this name exists here."""
+    """There is no checkpoint or run with this name."""
 
     status = 404
 
 
 class CheckpointExistsError(CheckpointError, tinker.ConflictError):
-    """A checkpoint of this name already exists, and ``overwrite`` was not set."""
+    """A checkpoint with this name already exists, and ``overwrite`` was not set."""
 
     status = 409
 
 
 class TrainingError(EvertError, tinker.RequestFailedError, RuntimeError):
-    """A training call failed, and left the weights unchanged."""
+    """A training call failed. The weights are unchanged."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "embedded-engine", tinker.types.RequestErrorCategory.User)
@@ -82,11 +84,12 @@ class TrainingError(EvertError, tinker.RequestFailedError, RuntimeError):
 
 
 class EngineClosedError(EvertError, tinker.TinkerError, RuntimeError):
-    """The embedded engine's block has ended, or this process is a fork of the engine's process."""
+    """The embedded engine is closed, or this process was forked from the engine's process."""
 
 
 class NetworkRefusedError(EvertError, tinker.TinkerError, RuntimeError):
     """Code tried to connect to another machine while the embedded engine was in use.
 
-    It is a ``RuntimeError`` because HTTP clients retry an ``OSError`` for minutes.
+    It is a ``RuntimeError`` and not an ``OSError``, because HTTP clients would retry an
+    ``OSError`` for minutes.
     """

@@ -1,6 +1,6 @@
-"""Changes this process inside a block.
+"""Context managers that temporarily change this process.
 
-swap_names     replaces classes and functions in every module that holds them
+swap_names     replaces classes and functions in every module that has imported them
 cpu_threads    sets the number of PyTorch's CPU threads
 """
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-Swap = tuple[str, Any, Any]  # A name, its value outside the block, its value inside
+Swap = tuple[str, Any, Any]  # name, value outside the block, value inside the block
 
 
 @contextmanager
 def swap_names(swaps: Sequence[Swap]) -> Iterator[None]:
-    """Replace the named objects inside the block in every module that has imported them."""
+    """Inside the block, replace the named objects in every module that has imported them."""
     for name, original, replacement in swaps:
         _swap_everywhere(name, original, replacement)
     try:
@@ -34,7 +34,7 @@ def _swap_everywhere(name: str, old: Any, new: Any) -> None:
 
 @contextmanager
 def cpu_threads(threads: int | None) -> Iterator[None]:
-    """Set the number of PyTorch's CPU threads inside the block; None leaves it unchanged."""
+    """Set the number of PyTorch CPU threads inside the block (None leaves it unchanged)."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

@@ -1,11 +1,11 @@
-"""The guard that refuses connections to other machines while the embedded engine is in use.
+"""Blocks connections to other machines while the embedded engine is in use.
 
-``no_network()`` makes Python's sockets refuse all addresses except loopback and Unix sockets, and
-switches the Hugging Face Hub to its offline mode, so that cached models still load. Blocks may be
-nested; when the last one ends, everything is restored. The guard prevents accidents, such as an SDK
-that falls back to a production host. It is not a sandbox: child processes, and C extensions that
-open their own sockets, get around it. In child processes only the Tinker SDK is blocked, because
-they inherit a TINKER_BASE_URL with which no client can be created.
+Inside ``no_network()``, Python's sockets reject all addresses except loopback and Unix sockets,
+and the Hugging Face Hub is in offline mode, so that cached models still load. Blocks can be
+nested, and everything is restored when the last one exits. The guard is meant to prevent accidents,
+such as an SDK falling back to a production host. It is not a sandbox: child processes, and C
+extensions that open their own sockets, can bypass it. In child processes only the Tinker SDK is
+blocked: they inherit a TINKER_BASE_URL that makes creating a client fail.
 """
 
 import ipaddress
@@ -26,16 +26,19 @@ from evert.bridge.ownership import current_owner
 from evert.trainers.engine.common.errors import NetworkRefusedError
 
 _NO_ADDRESS = (
-    "http://localhost:The process that started this one uses evert's embedded engine, which "
-    "serves only that process. Pass a sampling client to this process as an argument (it is "
+    "http://localhost:The parent process uses evert's embedded engine, which is only available "
+    "in that process. Pass a sampling client to this process as an argument (it can be "
     "pickled), let evert's workers play the episodes (PoolRollouts, rollouts=pool), or enter "
     "embedded_engine here as well."
 )
-"""An address whose port is a sentence: the SDK rejects it without connecting, and quotes it."""
+"""A URL with the message in place of the port.
+
+The SDK rejects it without connecting, and quotes it in its error.
+"""
 
 _REFUSING = {"TINKER_BASE_URL": _NO_ADDRESS, "TINKER_CREDENTIAL_CMD": "false"}
-"""Environment variables of child processes. The command never runs, but without it the SDK's error
-would ask for an API key instead."""
+"""Environment variables for child processes. The command never runs, but without it the SDK would
+raise an error about a missing API key instead."""
 
 _METHODS = ("connect", "connect_ex", "sendto", "sendmsg")
 
@@ -52,9 +55,9 @@ class _AllowedHosts:
 
 @contextmanager
 def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
-    """Refuse every connection to another machine inside the block, in every thread.
+    """Block connections to other machines inside the block, in all threads.
 
-    ``allow_hosts`` stay reachable. In nested blocks, only hosts that every block allows do.
+    ``allow_hosts`` stay reachable. With nested blocks, a host must be allowed by all of them.
     """
     allowed = _AllowedHosts(allow_hosts)
     with _lock:
@@ -71,14 +74,14 @@ def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
 
 
 def network_is_refused(host: str) -> bool:
-    """Return whether the guard is active and refuses ``host``."""
+    """Return whether the guard is active and blocks ``host``."""
     return not _is_this_machine(host) and not all(
         host in allowed.hosts or host in allowed.addresses for allowed in list(_active)
     )
 
 
 def allowed_hosts() -> frozenset[str] | None:
-    """Return the hosts that the guard allows; None if it is not active."""
+    """Return the hosts that the guard allows, or None if it is not active."""
     blocks = [allowed.hosts for allowed in list(_active)]
     return frozenset.intersection(*blocks) if blocks else None
 
@@ -89,8 +92,8 @@ def _start_guard(*, offline_hub: bool) -> None:
     _replace(socket, "getaddrinfo", _guarded_getaddrinfo(socket.getaddrinfo))
     if offline_hub:
         _replace(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    # The SDK retries every failed connection for five minutes, so its clients are refused on
-    # creation: all of them connect through this class.
+    # The SDK retries failed connections for five minutes, so we raise an error as soon as a
+    # client is created. All SDK clients connect through this class.
     guarded = _guarded_sdk_init(InternalClientHolder.__init__, resolve_base_url())
     _replace(InternalClientHolder, "__init__", guarded)
     _refuse_in_children()
@@ -116,14 +119,18 @@ def _set_variable(name: str, value: str | None) -> None:
 
 
 class _SetsEnvironment:
-    """Sets variables when unpickled: a fork server's children have the environment of its start."""
+    """Sets the environment variables when unpickled.
+
+    A fork server needs this: its children get the environment that the server was started with.
+    """
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return exec, (f"import os; os.environ.update({_REFUSING!r})",)
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:
-    # ``socket.socket`` inherits its methods from the C class, so to restore them, delete ours.
+    # socket.socket inherits these methods from its C base class, so we restore them by deleting
+    # our overrides.
     inherited = name not in vars(owner)
     original = getattr(owner, name)
     setattr(owner, name, value)
@@ -137,8 +144,8 @@ def _guarded_method(name: str) -> Callable[..., Any]:
     original = getattr(socket.socket, name)
 
     def method(self: socket.socket, *args: Any) -> Any:
-        # connect(address), connect_ex(address), sendto(data[, flags], address), and
-        # sendmsg(buffers[, ancillary, flags, address]), whose address may be None
+        # Signatures: connect(address), connect_ex(address), sendto(data[, flags], address),
+        # sendmsg(buffers[, ancillary, flags, address]), where address may be None.
         has_address = len(args) > (3 if name == "sendmsg" else 0) and args[-1] is not None
         if has_address and self.family in (socket.AF_INET, socket.AF_INET6):
             _check(args[-1][0])
@@ -171,9 +178,9 @@ def _guarded_sdk_init(original: Callable[..., Any], default: str) -> Callable[..
 def _check(host: Any) -> None:
     if network_is_refused(_text(host)):
         raise NetworkRefusedError(
-            f"A connection to {_text(host)!r} was attempted while evert's embedded engine is in "
-            "use; only this machine (loopback) may be reached. Connect outside the engine's "
-            "block, or add the host to `allow_hosts`."
+            f"A connection to {_text(host)!r} was blocked: while evert's embedded engine is in "
+            "use, only connections to this machine (loopback) are allowed. Connect outside the "
+            "engine's `with` block, or add the host to `allow_hosts`."
             f"{_advice()}"
         )
 
@@ -182,8 +189,9 @@ def _advice() -> str:
     if current_owner() is None:
         return ""
     return (
-        " If this is the agent's model call: calls through httpx, aiohttp and lm15 reach the "
-        "policy; with any other HTTP client, use client.base_url and client.api_key."
+        " If this was the agent's model call: only calls made through httpx, aiohttp or lm15 are "
+        "redirected to the policy. With another HTTP client, use client.base_url and "
+        "client.api_key."
     )
 
 
@@ -201,5 +209,5 @@ def _is_this_machine(host: str) -> bool:
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None) or address
-    # Servers bind to the unspecified address, and a connection to it stays on this machine.
+    # Servers bind to the unspecified address (0.0.0.0), and connecting to it stays local.
     return bool(mapped.is_loopback or mapped.is_unspecified)

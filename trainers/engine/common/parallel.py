@@ -1,7 +1,8 @@
-"""Runs calls on several cores, in threads of ours that each use PyTorch's threads.
+"""Runs calls in parallel on several cores.
 
-Passes too short to gain from PyTorch's threads run in parallel in ours. Results come in the order
-of the items, so sums are bitwise equal on any number of cores.
+Passes that are too short to benefit from PyTorch's own multithreading run in parallel in our
+threads instead. Results are returned in the order of the items, so sums are bitwise identical on
+any number of cores.
 """
 
 import ctypes
@@ -21,16 +22,19 @@ from evert.trainers.system.machine import cores
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_SOFT = 1  # OpenMP's omp_pause_soft: keeps settings
+_SOFT = 1  # OpenMP's omp_pause_soft, which keeps the settings
 
 
 def lanes(device: torch.device) -> int:
-    """Return the maximum number of parallel passes: cores / PyTorch's threads; 1 on a GPU."""
+    """Return how many passes to run in parallel: cores / PyTorch threads on a CPU, 1 on a GPU."""
     return max(1, cores() // torch.get_num_threads()) if device.type == "cpu" else 1
 
 
 def thread_map(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return ``call(item)`` for each item, each in its own thread; for calls of milliseconds."""
+    """Map ``call`` over the items, with one thread per item.
+
+    This is worthwhile for calls that take milliseconds.
+    """
     if len(items) < 2:
         return [*map(call, items)]
     with ThreadPoolExecutor(len(items) - 1, thread_name_prefix="evert-lane") as pool:
@@ -41,7 +45,10 @@ def thread_map(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
 def in_chunks(
     call: Callable[[slice], Tensor], rows: int, least: int, device: torch.device
 ) -> Tensor:
-    """Run ``call`` on slices of a batch's rows, one per core, each of at least ``least`` rows."""
+    """Split a batch into at most one slice per core, and run ``call`` on the slices in parallel.
+
+    A slice has at least ``least`` rows.
+    """
     count = min(rows // least, lanes(device)) if rows >= 2 * least else 1
     if count < 2:
         return call(slice(0, rows))
@@ -54,7 +61,7 @@ def in_chunks(
 def bounded_map(
     call: Callable[[Item], Result], items: Sequence[Item], limit: int
 ) -> Iterator[Result]:
-    """Yield ``call(item)`` for each item, in order, with at most ``limit`` calls at a time."""
+    """Yield ``call(item)`` for each item, in order, running at most ``limit`` calls in parallel."""
     if min(limit, len(items)) < 2:
         yield from map(call, items)
         return
@@ -69,13 +76,13 @@ def bounded_map(
 
 
 class WorkerThread(ThreadPoolExecutor):
-    """One thread that runs calls in order, and uses no CPU between them."""
+    """A single thread that runs calls in order and uses no CPU while it is idle."""
 
     def __init__(self, name: str) -> None:
         super().__init__(1, thread_name_prefix=name)
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        """Queue a call, as an executor does."""
+        """Queue a call, like ``Executor.submit``."""
 
         def run() -> Result:
             try:
@@ -87,11 +94,11 @@ class WorkerThread(ThreadPoolExecutor):
 
 
 def release_threads() -> None:
-    """End the calling thread's OpenMP helpers; its next pass starts them again.
+    """Stop the calling thread's OpenMP helper threads. Its next pass starts them again.
 
-    GNU OpenMP gives each computing thread helper threads, which spin while they wait. If there are
-    more helpers than cores, idle ones included, all of them sleep instead, and a pass takes up to
-    1.7 times as long.
+    GNU OpenMP creates helper threads for each thread that computes, and they spin while they wait.
+    If there are more helpers than cores, all of them sleep instead of spinning, and a pass takes up
+    to 1.7 times as long. Idle helpers count as well.
     """
     openmp = _openmp()
     if openmp is not None and torch.get_num_threads() > 1:
@@ -100,7 +107,7 @@ def release_threads() -> None:
 
 @cache
 def _openmp() -> Any:
-    """Return the GNU OpenMP library in PyTorch's package; None if PyTorch has another one."""
+    """Return the GNU OpenMP library bundled with PyTorch, or None if PyTorch uses another one."""
     for file in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):
         library = ctypes.CDLL(str(file))
         if hasattr(library, "omp_pause_resource_all"):

@@ -1,9 +1,10 @@
-"""Computes what LoRA adapters add to the outputs of an unchanged base's layers.
+"""Applies LoRA adapters on top of a frozen base model's layers.
 
-An adapter of rank r adds ``up @ down @ x``; ``down`` has r rows, ``up`` has r columns. Layers that
-are computed as one also have one adapter: their ``down`` are stacked, and their ``up`` form a
-block-diagonal matrix. The results equal those of ``peft``. An adapter is stored in float32 and
-multiplied in the base's dtype: in float32, it could take a GPU longer than a bfloat16 base.
+An adapter of rank r adds ``up @ down @ x`` to a layer's output, where ``down`` has r rows and
+``up`` has r columns. When layers are fused, so are their adapters: the ``down`` matrices are
+stacked, and the ``up`` matrices form a block-diagonal matrix. The results are the same as peft's.
+Adapters are stored in float32, but products with them are computed in the base model's dtype. On a
+GPU, computing them in float32 could take longer than the whole base model in bfloat16.
 """
 
 from collections.abc import Sequence
@@ -18,22 +19,22 @@ from evert.trainers.engine.models.products import add_product, linear
 
 @dataclass(frozen=True)
 class Delta:
-    """What an adapter adds to a linear layer from ``in`` to ``out`` features."""
+    """The low-rank update that an adapter adds to a linear layer (``in`` to ``out`` features)."""
 
     down: Tensor  # [R, in]
-    up: Tensor  # [out, R], times the adapter's scale
-    mask: Tensor | None = None  # [B, R] 1 for ranks that a row uses, else 0; None: all 1
+    up: Tensor  # [out, R], including the adapter's scale
+    mask: Tensor | None = None  # [B, R], 1 for the ranks that a row uses, else 0 (None: all 1)
 
 
 def delta_of(*linears: Any) -> Delta | None:
-    """Return the joint delta of layers that are computed as one; None if none has an adapter."""
+    """Return the combined delta for fused layers, or None if none of them has an adapter."""
     layer_factors = [_factors(linear) for linear in linears]
     if not any(layer_factors):
         return None
     downs = [down for factors in layer_factors for down, _ in factors]
     ups: list[Tensor] = []
     for layer, factors in zip(linears, layer_factors, strict=True):
-        # A layer without an adapter adds no columns, so its rows of the block diagonal are 0.
+        # A layer without an adapter contributes no columns, so its rows in the block diagonal are 0
         empty = torch.zeros(base_layer(layer).out_features, 0)
         ups.append(torch.cat([up for _, up in factors], dim=1) if factors else empty)
     block_diag: Any = torch.block_diag
@@ -42,7 +43,7 @@ def delta_of(*linears: Any) -> Delta | None:
 
 
 def add_delta(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
-    """Add an adapter's delta to a layer's ``result`` [..., out]; see ``add_product``."""
+    """Return ``result`` [..., out] plus the delta. Like ``add_product``, may overwrite it."""
     if delta is None:
         return result
     low_rank = linear(x, delta.down)
@@ -52,7 +53,7 @@ def add_delta(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
 
 
 def batch_deltas(deltas: Sequence[Delta | None], indices: Tensor) -> Delta | None:
-    """Join the adapters of a layer into one: row i of a batch uses ``deltas[indices[i]]``."""
+    """Combine several adapters of a layer into one, where row i uses ``deltas[indices[i]]``."""
     present = [(number, delta) for number, delta in enumerate(deltas) if delta is not None]
     if not present:
         return None
@@ -64,7 +65,7 @@ def batch_deltas(deltas: Sequence[Delta | None], indices: Tensor) -> Delta | Non
 
 
 def base_layer(linear: Any) -> Any:
-    """Return the layer inside an adapter, or the layer itself."""
+    """Return the layer that an adapter wraps, or the layer itself if it has no adapter."""
     return getattr(linear, "base_layer", linear)
 
 

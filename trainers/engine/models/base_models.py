@@ -1,8 +1,7 @@
 """Loads base models and their tokenizers by name, and attaches LoRA adapters.
 
-A name is looked up as a shipped base (``evert-tiny``), then as a folder in Hugging Face format,
-then as a model on the Hugging Face Hub. Order here: names, loading, LoRA, and a model's properties
-(context length, stop tokens).
+A name is looked up first as a bundled base model (``evert-tiny``), then as a folder in Hugging Face
+format, and finally as a model on the Hugging Face Hub.
 """
 
 import importlib
@@ -31,32 +30,33 @@ from evert.trainers.engine.models.weights import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SMALL_MODEL_PARAMETERS = 50_000_000  # By default, all weights of smaller models are trained
-LORA_ALPHA = 32  # Tinker's value: the adapter's product is scaled by ``LORA_ALPHA / rank``
+SMALL_MODEL_PARAMETERS = 50_000_000  # in smaller models, all weights are trained by default
+LORA_ALPHA = 32  # same as Tinker; the adapter's output is scaled by ``LORA_ALPHA / rank``
 
 WITH_REPORT = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-"""Options with which ``from_pretrained`` also returns the report for ``check_weights``."""
+"""Options that make ``from_pretrained`` also return the report for ``check_weights``."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 _LAZY = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
-    "transformers.models.qwen3.modeling_qwen3",  # also imports what all models share
+    "transformers.models.qwen3.modeling_qwen3",  # also imports the code that all models share
 )
 
 
 def import_lazy_modules() -> None:
     """Import the modules that transformers imports lazily.
 
-    Otherwise, if two threads first use them at the same time, one sees a half-imported module.
+    Otherwise, if two threads use such a module for the first time simultaneously, one thread can
+    see it half-imported.
     """
     for name in _LAZY:
         importlib.import_module(name)
 
 
 def resolve_model(base_model: str) -> str:
-    """Turn a model name into what ``from_pretrained`` accepts: a folder's path or a Hub name."""
+    """Convert a model name to something ``from_pretrained`` accepts: a folder or a Hub name."""
     if base_model in BASES:
         return _checked_folder(base_model, base_path(base_model))
     folder = Path(base_model).expanduser()
@@ -64,7 +64,7 @@ def resolve_model(base_model: str) -> str:
         return _checked_folder(base_model, folder)
     if not _HUB_NAME.fullmatch(base_model) or base_model.startswith("."):
         raise ModelNotFoundError(
-            f"No folder {base_model!r} exists. Expected {' or '.join(BASES)}, a folder with a "
+            f"Folder {base_model!r} does not exist. Expected {' or '.join(BASES)}, a folder with a "
             "config.json and weights in Hugging Face format, or a Hub name such as "
             "'Qwen/Qwen3-0.6B'. Check the path."
         )
@@ -74,22 +74,22 @@ def resolve_model(base_model: str) -> str:
 def load_model(
     base_model: str, device: torch.device, dtype: torch.dtype, *, pickled: bool = True
 ) -> "PreTrainedModel":
-    """Load a base model, ready to train or to sample from.
+    """Load a base model for training or sampling.
 
-    ``pickled``: whether to accept pickled weights too.
+    ``pickled`` sets whether pickled weights are also accepted.
 
     Raises:
-        ModelNotFoundError: There is no such model, or one of its weights is missing, has the wrong
+        ModelNotFoundError: The model doesn't exist, or one of its weights is missing, has the wrong
             shape, or is not finite in ``dtype``.
     """
     source = resolve_model(base_model)
     _check_files(base_model, source)
     with no_progress_bars():
-        device_map = None if device.type == "cpu" else {"": device}  # not via the CPU's memory
+        device_map = None if device.type == "cpu" else {"": device}  # load directly to the device
         options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, **WITH_REPORT}
         if not pickled:
             options["use_safetensors"] = True
-        if device.type == "mps":  # see ``attention`` of ``lean_batch.py``
+        if device.type == "mps":  # see ``attention`` in ``lean_batch.py``
             options["attn_implementation"] = "eager"
         model, report = from_pretrained(_auto_class(base_model), base_model, source, **options)
     with _not_found():
@@ -98,7 +98,7 @@ def load_model(
 
 
 def _check_files(base_model: str, source: str) -> None:
-    """Compare a folder's configuration with its files before allocating its weights."""
+    """Check that a folder's config matches its weight files, before allocating the weights."""
     with _not_found(), pretrained.loading(base_model, source):
         sizes = tensor_sizes(weight_files(base_model, Path(source)))
         if not sizes:
@@ -108,14 +108,14 @@ def _check_files(base_model: str, source: str) -> None:
         check_sizes(base_model, "layers", layers, len(sizes))
         if not hasattr(
             config, "quantization_config"
-        ):  # else a number in a file packs several weights
+        ):  # quantized files pack several weights into one number
             check_sizes(
                 base_model, "weights", count_parameters(load_outline(base_model)), sum(sizes)
             )
 
 
 def load_outline(base_model: str) -> "PreTrainedModel":
-    """Build a base model without weights, on PyTorch's meta device, from its configuration."""
+    """Build a base model from its config on PyTorch's meta device, without loading weights."""
     config, auto_class = load_config(base_model), _auto_class(base_model)
     source, trusted = resolve_model(base_model), pretrained.code_is_trusted()
     with _not_found(), pretrained.loading(base_model, source), torch.device("meta"):
@@ -123,14 +123,14 @@ def load_outline(base_model: str) -> "PreTrainedModel":
 
 
 def load_config(base_model: str) -> Any:
-    """Load a base model's configuration."""
+    """Load a base model's config."""
     from transformers import AutoConfig
 
     return from_pretrained(AutoConfig, base_model, resolve_model(base_model))
 
 
 def _auto_class(base_model: str) -> Any:
-    """Return the auto class for a model: for text if that has the model, else for images."""
+    """Return the auto class for a model, preferring the text-only one if it supports the model."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto import modeling_auto as known
 
@@ -142,7 +142,7 @@ def _auto_class(base_model: str) -> Any:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Hide the progress bars that transformers draws even for small files."""
+    """Hide transformers' progress bars, which appear even for small files."""
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()
@@ -168,16 +168,17 @@ def load_tokenizer(base_model: str) -> "PreTrainedTokenizerBase":
 def _checked_folder(base_model: str, folder: Path) -> str:
     if (folder / "adapter_config.json").exists():
         raise ModelNotFoundError(
-            f"Model {base_model!r} points to the folder {folder}, which has a LoRA adapter "
-            "(adapter_config.json); expected a whole model. Merge the adapter into its base "
+            f"Model {base_model!r} points to the folder {folder}, which contains a LoRA adapter "
+            "(adapter_config.json); expected a full model. Merge the adapter into its base model "
             "(peft's merge_and_unload), save the result and the tokenizer with save_pretrained, "
-            "and point to that folder; or remove adapter_config.json to use the weights beside it."
+            "and use that folder. If the folder also contains full weights, you can instead remove "
+            "adapter_config.json to use them."
         )
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(
             f"Model {base_model!r} points to the folder {folder}, which has no config.json. "
             "Expected a model in Hugging Face format (config.json, model.safetensors, "
-            "tokenizer.json). Point to the folder that holds these files."
+            "tokenizer.json). Pass the folder that contains these files."
         )
     with _not_found():
         pretrained.check_folder(base_model, folder)
@@ -193,13 +194,14 @@ def _not_found() -> Iterator[None]:
 
 
 def from_pretrained(auto_class: Any, base_model: str, source: str, **options: Any) -> Any:
-    """Load with one of ``transformers``' auto classes; see ``bridge/tokens/pretrained.py``.
+    """Load with one of transformers' auto classes (see ``bridge/tokens/pretrained.py``).
 
-    ``base_model`` is the name that the user gave, ``source`` the result of ``resolve_model``.
+    ``base_model`` is the name that the user passed, and ``source`` is what ``resolve_model``
+    returned for it.
     """
     load = partial(pretrained.from_pretrained, auto_class, base_model, source, **options)
     try:
-        # Try the local cache first: a cached model needs no network.
+        # Try the local cache first, so that cached models work offline.
         with _not_found():
             return load(local_files_only=True)
     except ModelNotFoundError:
@@ -208,8 +210,8 @@ def from_pretrained(auto_class: Any, base_model: str, source: str, **options: An
         if network_is_refused("huggingface.co"):
             raise ModelNotFoundError(
                 f"Model {base_model!r} could not be loaded. It is not in the local Hugging Face "
-                "cache, and the embedded engine refuses the network. Download it first "
-                f"(`hf download {source}`), pass a folder, or allow the Hub with "
+                "cache, and the embedded engine blocks network access. Download it first "
+                f"(`hf download {source}`), pass a folder, or allow access to the Hub with "
                 "allow_hosts=('huggingface.co', ...)."
             ) from error
     with _not_found():
@@ -217,7 +219,7 @@ def from_pretrained(auto_class: Any, base_model: str, source: str, **options: An
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of weights; a shared weight counts once."""
+    """Return the number of parameters, counting shared ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -230,20 +232,20 @@ def attach_lora(
     train_attn: bool = True,
     train_unembed: bool = True,
 ) -> Any:
-    """Wrap a model in a new ``peft`` adapter; only the adapter is trained.
+    """Wrap a model in a new peft LoRA adapter, leaving only the adapter trainable.
 
-    The output layer is not adapted if it shares the input embedding's weights. The adapter's first
-    factor is random, from ``seed``; the second starts at zero.
+    The output layer is not adapted if it is tied to the input embedding. The adapter's A matrices
+    are initialized randomly from ``seed``, and its B matrices with zeros.
     """
     from peft import LoraConfig, get_peft_model
 
     targets = list(_lora_targets(model, train_mlp, train_attn, train_unembed))
     if not targets:
         raise ModelNotFoundError(
-            f"{type(model).__name__} has no linear layer to adapt with train_mlp={train_mlp}, "
-            f"train_attn={train_attn}, train_unembed={train_unembed}. Train all its parameters "
-            "(full_parameter=True), or choose other kinds of layers. "
-            "(Models like GPT-2 have Conv1D layers, which cannot be adapted here.)"
+            f"{type(model).__name__} has no linear layers to adapt with train_mlp={train_mlp}, "
+            f"train_attn={train_attn}, train_unembed={train_unembed}. Train all parameters "
+            "(full_parameter=True), or enable other layer types. "
+            "(Models like GPT-2 use Conv1D layers, which are not supported here.)"
         )
     config = LoraConfig(
         r=rank, lora_alpha=LORA_ALPHA, target_modules=targets, task_type="CAUSAL_LM"
@@ -270,17 +272,17 @@ def _lora_targets(
 
 
 def base_of(model: Any) -> "PreTrainedModel":
-    """Return the Hugging Face model without its adapter, if it has one."""
+    """Return the underlying Hugging Face model, unwrapped from its adapter if it has one."""
     return model.get_base_model() if hasattr(model, "peft_config") else model  # type: ignore[no-any-return]
 
 
 def context_length(model: Any) -> int:
-    """Return the maximum number of tokens of a prompt and its reply together."""
+    """Return the maximum number of tokens in a prompt plus its reply."""
     return _configured_context(base_of(model).config)
 
 
 def base_context_length(base_model: str) -> int:
-    """Return a base model's context length, from its configuration only."""
+    """Return a base model's context length, without loading the model."""
     return _configured_context(load_config(base_model))
 
 
@@ -289,14 +291,14 @@ def _configured_context(config: Any) -> int:
 
 
 def attention_sizes(config: Any) -> tuple[int, int, int]:
-    """Return the number of query heads, the number of key heads, and the head size."""
+    """Return the number of query heads, the number of key-value heads, and the head size."""
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     return heads, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def end_tokens(model: Any, tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
-    """Return the tokens that end a reply if a request sets no stops."""
+    """Return the tokens that end a reply when a request doesn't set stop tokens."""
     configured = getattr(base_of(model).generation_config, "eos_token_id", None)
     tokens = configured if isinstance(configured, list) else [configured]
     return frozenset(t for t in [*tokens, tokenizer.eos_token_id] if isinstance(t, int))

@@ -1,8 +1,9 @@
 """Makes tokenizers thread-safe.
 
-Hugging Face tokenizers keep "split special tokens" as state, and the Cookbook's Qwen renderers
-change it temporarily, in several threads (``rl/message_env.py``). Concurrent threads raise
-``Already borrowed``, or encode the text ``<|im_end|>`` of a message as the special token.
+In Hugging Face tokenizers, "split special tokens" is mutable state, which the Cookbook's Qwen
+renderers change temporarily, possibly in several threads at once (``rl/message_env.py``). With
+concurrent threads, this can raise ``Already borrowed``, or encode ``<|im_end|>`` in a message's
+text as the special token.
 """
 
 from threading import Lock
@@ -10,7 +11,7 @@ from typing import Any
 
 
 class LockedEncode:
-    """A tokenizer's ``_encode_plus``, for one thread at a time: all public methods call it."""
+    """Wraps a tokenizer's ``_encode_plus``, which all public methods call, in a lock."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -26,7 +27,7 @@ class LockedEncode:
 
 
 def make_thread_safe(tokenizer: Any) -> Any:
-    """Make a tokenizer safe to share between threads, and return it."""
+    """Make a tokenizer safe to share between threads and return it."""
     state = getattr(tokenizer, "__dict__", {})
     if hasattr(type(tokenizer), "_encode_plus") and "_encode_plus" not in state:
         tokenizer._encode_plus = LockedEncode(tokenizer)

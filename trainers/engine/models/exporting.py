@@ -1,4 +1,4 @@
-"""Writes trained weights for other programs: a whole model, a LoRA adapter, or a GGUF file."""
+"""Exports trained weights for other programs, as a full model, a LoRA adapter or a GGUF file."""
 
 import json
 import shutil
@@ -22,7 +22,10 @@ ADAPTER = "adapter_config.json"
 
 
 def merged_model(base: str, folder: Path | None) -> Any:
-    """Load a base with a folder's weights (None: its own) in float32, and merge an adapter."""
+    """Load a model in float32 from a folder that contains full weights or an adapter.
+
+    An adapter is merged into the base model. If ``folder`` is None, load the base model itself.
+    """
     is_adapter = folder is not None and (folder / ADAPTER).exists()
     source = base if is_adapter or folder is None else str(folder)
     model = load_model(source, torch.device("cpu"), torch.float32)
@@ -34,7 +37,7 @@ def merged_model(base: str, folder: Path | None) -> Any:
 
 
 def load_export(folder: Path, work: Path) -> Any:
-    """Load the model in an exported folder; a GGUF file is first converted, in ``work``."""
+    """Load an exported model. A GGUF file is first converted into a folder inside ``work``."""
     if (folder / ADAPTER).exists():
         config = json.loads((folder / ADAPTER).read_text())
         return merged_model(config["base_model_name_or_path"], folder)
@@ -44,7 +47,7 @@ def load_export(folder: Path, work: Path) -> Any:
 
 
 def token_logprobs(model: Any, ids: list[int]) -> Tensor:
-    """Return the log-probabilities of all tokens but the first, float32 [T - 1]."""
+    """Return the log-probabilities of all tokens except the first, as float32 [T - 1]."""
     tokens = torch.tensor([ids])
     with torch.no_grad():
         logprobs = model(tokens).logits[0, :-1].log_softmax(-1)
@@ -52,7 +55,7 @@ def token_logprobs(model: Any, ids: list[int]) -> Tensor:
 
 
 def export_tokenizer(base: str, renderer: str) -> Any:
-    """Load the base's tokenizer, and make its chat template set the renderer's variables."""
+    """Load the base model's tokenizer, with a chat template that sets the renderer's variables."""
     from transformers import AutoTokenizer
 
     tokenizer = from_pretrained(AutoTokenizer, base, resolve_model(base))
@@ -64,7 +67,7 @@ def export_tokenizer(base: str, renderer: str) -> Any:
 
 
 def write_adapter(base: str, folder: Path, tokenizer: Any, out: Path) -> None:
-    """Copy a folder's adapter to ``out`` in PEFT's format; ``base`` is a Hub name or a path."""
+    """Copy an adapter to ``out`` in PEFT's format. ``base`` is a Hub name or a path."""
     tokenizer.save_pretrained(out)
     shutil.copy(folder / "adapter_model.safetensors", out)
     config = json.loads((folder / ADAPTER).read_text())
@@ -74,7 +77,7 @@ def write_adapter(base: str, folder: Path, tokenizer: Any, out: Path) -> None:
 def write_model(
     model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[int], temperature: float
 ) -> None:
-    """Write a whole model in Hugging Face format, or as ``model.gguf`` if ``dtype`` is a GGUF's."""
+    """Write a full model: in Hugging Face format, or as ``model.gguf`` for a GGUF ``dtype``."""
     if not hasattr(torch, dtype):
         write_gguf(model, tokenizer, out / "model.gguf", dtype, stops)
         modelfile = f"FROM ./model.gguf\nPARAMETER temperature {temperature:g}\n"
@@ -91,5 +94,5 @@ def write_model(
     tokenizer.save_pretrained(out)
     with no_progress_bars():
         model.to(getattr(torch, dtype)).save_pretrained(out)
-    for saved in out.glob("*.safetensors"):  # written for their owner only, whatever the umask
+    for saved in out.glob("*.safetensors"):  # safetensors ignores the umask and uses mode 600
         shutil.copymode(out / "config.json", saved)

@@ -1,7 +1,7 @@
-"""Reads untrusted GGUF files, and joins split ones.
+"""Reads untrusted GGUF files and joins split ones.
 
-A model may come as shards, each a GGUF (``model-00001-of-00003.gguf``), or as parts of a file that
-was cut anywhere (``model.gguf.part00``).
+A model may be split into shards that are GGUF files themselves (``model-00001-of-00003.gguf``), or
+into parts of one file that was cut at arbitrary positions (``model.gguf.part00``).
 """
 
 import re
@@ -14,7 +14,10 @@ from evert.bridge.errors import InvalidModelError
 from evert.trainers.engine.models.weights import check_sizes, listed
 
 MAX_READS = 2**22
-"""Maximum number of header values: gguf makes an array of each. Large models have 2**20."""
+"""Maximum number of header values, because gguf creates an array for each one.
+
+Large models have about 2**20.
+"""
 
 _PIECE = re.compile(
     r"(?P<stem>.+?)(-(?P<shard>\d{5})-of-(?P<count>\d{5}))?\.gguf(\D*(?P<part>\d+))?", re.IGNORECASE
@@ -23,12 +26,12 @@ _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 
 
 def is_piece(file: Path) -> bool:
-    """Return whether a file is a GGUF file or a piece of one, judging by its name."""
+    """Return whether a file's name is that of a GGUF file or a piece of one."""
     return _PIECE.fullmatch(file.name) is not None
 
 
 def pieces_beside(file: Path) -> list[Path]:
-    """List all pieces of the model that ``file`` belongs to; only ``file`` if it is whole."""
+    """List all pieces of the model that ``file`` belongs to, or just ``file`` if it isn't split."""
     if _number(file) is None:
         return [file]
     return [
@@ -39,16 +42,18 @@ def pieces_beside(file: Path) -> list[Path]:
 
 
 def join_pieces(files: Sequence[Path], out: Path) -> Path:
-    """Join the pieces of one GGUF file into ``out``, and return it; return a whole file as is.
+    """Join the pieces of a GGUF file into ``out`` and return the path to the result.
+
+    If there is only one file and it isn't split, return it unchanged.
 
     Raises:
-        InvalidModelError: The files are not the pieces of one model, or one is missing.
+        InvalidModelError: The files are not pieces of the same model, or a piece is missing.
     """
     names = sorted(file.name for file in files)
     if len({_kind(file) for file in files}) != 1:
         raise InvalidModelError(
-            f"Expected one GGUF file or all pieces of one, got {listed(names) or 'none'}. Name one "
-            "file, or a folder or packages with one model."
+            f"Expected one GGUF file or all pieces of one, got {listed(names) or 'none'}. Pass one "
+            "file, or a folder or packages that contain one model."
         )
     pieces = {_number(file): file for file in files}
     if None in pieces:
@@ -59,9 +64,9 @@ def join_pieces(files: Sequence[Path], out: Path) -> Path:
     absent = sorted(set(range(first, first + count)) - set(numbers))
     if absent or len(files) != count:
         raise InvalidModelError(
-            f"The model comes in {count} pieces; got {listed(names)}. Missing: "
-            f"{listed([str(number) for number in absent]) or 'none, but some are extra'}. Put all "
-            "pieces into one folder, or name all packages: package:NAME,NAME."
+            f"The model is split into {count} pieces; got {listed(names)}. Missing: "
+            f"{listed([str(number) for number in absent]) or 'none, but there are extra files'}. "
+            "Put all pieces into one folder, or list all packages: package:NAME,NAME."
         )
     ordered = [pieces[number] for number in numbers]
     if _kind(files[0])[1]:
@@ -75,12 +80,12 @@ def join_pieces(files: Sequence[Path], out: Path) -> Path:
 
 
 def read_gguf(file: Path) -> Any:
-    """Return a ``gguf.GGUFReader`` of a file that holds everything its header declares.
+    """Return a ``gguf.GGUFReader`` after checking that the file's header matches its contents.
 
     Raises:
         ValueError: The file is shorter than its header declares, or has more blocks.
-        InvalidModelError: It declares far more blocks than it has.
-        Exception: The header is damaged; the reader may raise any error.
+        InvalidModelError: The header declares far more blocks than the file contains.
+        Exception: The header is corrupt. The reader may raise any exception in this case.
     """
     reader = _bounded_reader(file)
     key = f"{reader.fields['general.architecture'].contents()}.block_count"
@@ -89,7 +94,7 @@ def read_gguf(file: Path) -> Any:
         blocks = {int(at) for tensor in reader.tensors for at in _BLOCK.findall(tensor.name)}
         check_sizes(file.name, "layers", count, len(blocks))
         if max(blocks, default=-1) >= count:  # transformers would ignore them
-            raise ValueError(f"it declares {count:,} blocks and has tensors of blk.{max(blocks)}")
+            raise ValueError(f"it declares {count:,} blocks but has tensors for blk.{max(blocks)}")
     return reader
 
 
@@ -97,7 +102,10 @@ def _bounded_reader(file: Path) -> Any:
     from gguf import GGUFReader
 
     class Reader(GGUFReader):
-        """Refuses values past the file's end; gguf reads 2**40 empty ones if a header says so."""
+        """Raises an error for values past the end of the file.
+
+        ``GGUFReader`` would read 2**40 empty values if a header declared that many.
+        """
 
         reads = 0
 
@@ -120,13 +128,13 @@ def _number(file: Path) -> int | None:
 
 
 def _kind(file: Path) -> tuple[str, str | None]:
-    """Return what all pieces of a model share: their name and the number of shards."""
+    """Return what all pieces of a model have in common: their base name and shard count."""
     match = _PIECE.fullmatch(file.name)
     return (match["stem"], match["count"]) if match else (file.name, None)
 
 
 def _join_shards(files: Sequence[Path], out: Path) -> None:
-    """Write the first shard's metadata and all shards' tensors."""
+    """Write a single file with the first shard's metadata and the tensors of all shards."""
     from gguf import GGUFValueType, GGUFWriter
 
     readers = [_bounded_reader(file) for file in files]

@@ -1,8 +1,9 @@
 """Reads and writes the tokenizer in a GGUF file's metadata.
 
-evert builds tokenizers itself because transformers' would split text as another model does.
-llama.cpp has a name, and code, for each way to split text into words. A tokenizer is written with
-the name whose splitting gives the same tokens for thousands of random texts.
+evert builds the tokenizer itself, because the one that transformers builds splits text into words
+by the rules of a different model. In llama.cpp, each method of splitting text (pre-tokenizer) has a
+name and its own code. When writing a tokenizer, we choose the name whose method produces the same
+tokens on thousands of random texts.
 """
 
 import json
@@ -13,9 +14,9 @@ from unicodedata import normalize
 
 from evert.bridge.errors import InvalidModelError
 
-REMEDY = "Export format=merged, and convert that with llama.cpp's convert_hf_to_gguf.py."
+REMEDY = "Export with format=merged, and convert the result with llama.cpp's convert_hf_to_gguf.py."
 
-CONTROL, USER_DEFINED = 3, 4  # token types in a GGUF that are matched in text
+CONTROL, USER_DEFINED = 3, 4  # GGUF types of tokens that are matched in text as a whole
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -27,12 +28,12 @@ WORDS = {
     "qwen2": (_QWEN2,),
     "llama-bpe": (_QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|"),),
 }
-"""A GGUF's name for a way to split text into words -> the patterns, applied in this order.
+"""GGUF pre-tokenizer names, mapped to their regex patterns in the order they are applied.
 
-The patterns are those of llama.cpp's ``llama-vocab.cpp``.
+The patterns are copied from llama.cpp's ``llama-vocab.cpp``.
 """
 
-_NORMAL, _UNUSED = 1, 5  # token types
+_NORMAL, _UNUSED = 1, 5  # GGUF token types
 _TEXTS = 4096
 _PARTS = (
     *"etaoinshrdlETAOIN  \t\n\r\u00a0\u3000.,;:!?'\u2019\"-_/\\()[]{}<>=+*&|^%$#@~`0123456789",
@@ -42,7 +43,7 @@ _PARTS = (
 
 
 def read_tokenizer(reader: Any, file: Path) -> Any:
-    """Build the tokenizer that a GGUF file's metadata describe."""
+    """Build the tokenizer that is described in a GGUF file's metadata."""
     from transformers import AutoTokenizer
 
     def metadata(key: str, default: Any = None) -> Any:
@@ -54,11 +55,11 @@ def read_tokenizer(reader: Any, file: Path) -> Any:
         words = metadata("ggml.pre", "gpt-2")
         if words not in WORDS:
             raise InvalidModelError(
-                f"{file.name} splits text into words by {words!r}, which evert does not know; it "
-                f"knows {', '.join(WORDS)}. Use the model's folder in Hugging Face format."
+                f"{file.name} uses the pre-tokenizer {words!r}, which evert does not support; "
+                f"expected {', '.join(WORDS)}. Use the model's folder in Hugging Face format."
             )
         tokenizer = byte_level(names, types, metadata("ggml.merges"), words)
-    else:  # transformers reads the other kinds correctly, from their scores
+    else:  # transformers reads other tokenizers correctly, from the tokens' scores
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
         _add_tokens(tokenizer, names, types)
     tokenizer.chat_template = metadata("chat_template")
@@ -71,7 +72,7 @@ def read_tokenizer(reader: Any, file: Path) -> Any:
 
 
 def byte_level(names: list[str], types: list[int], merges: list[str], words: str) -> Any:
-    """Build a byte-level tokenizer from a GGUF's metadata; it splits text by ``WORDS[words]``."""
+    """Build a byte-level tokenizer from GGUF metadata, splitting text with ``WORDS[words]``."""
     from tokenizers import (  # type: ignore[import-untyped]
         Regex,
         Tokenizer,
@@ -110,10 +111,10 @@ def _add_tokens(tokenizer: Any, names: list[str], types: list[int]) -> None:
 
 
 def add_tokenizer(writer: Any, tokenizer: Any, rows: int, stops: list[int]) -> None:
-    """Add a tokenizer to a ``gguf.GGUFWriter``; the model has embeddings for ``rows`` ids.
+    """Add a tokenizer to a ``gguf.GGUFWriter``. The model has embeddings for ``rows`` ids.
 
     Raises:
-        InvalidModelError: The tokenizer splits text in a way that is not in ``WORDS``.
+        InvalidModelError: The tokenizer splits text differently from all methods in ``WORDS``.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     merges = [m if isinstance(m, str) else " ".join(m) for m in state["model"].get("merges", [])]
@@ -139,7 +140,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, rows: int, stops: list[int]) -> N
 def _words_of(tokenizer: Any, names: list[str], types: list[int], merges: list[str]) -> str:
     draw = random.Random(0)
     samples = ("".join(draw.choices(_PARTS, k=draw.randint(1, 24))) for _ in range(_TEXTS))
-    texts = [normalize("NFC", text) for text in samples]  # llama.cpp normalises nothing
+    texts = [normalize("NFC", text) for text in samples]  # llama.cpp doesn't normalise text
     for words in WORDS if merges else ():
         candidate = byte_level(names, types, merges, words)
         if all(
@@ -149,6 +150,6 @@ def _words_of(tokenizer: Any, names: list[str], types: list[int], merges: list[s
         ):
             return words
     raise InvalidModelError(
-        f"The tokenizer splits text in a way that evert cannot write; it knows {', '.join(WORDS)}. "
-        f"With these, llama.cpp would encode other tokens. {REMEDY}"
+        f"The tokenizer splits text in a way that evert can't export: it doesn't match any of "
+        f"{', '.join(WORDS)}, so llama.cpp would encode text to different tokens. {REMEDY}"
     )

@@ -1,4 +1,4 @@
-"""Writes a model as a GGUF file, for llama.cpp, Ollama and LM Studio."""
+"""Exports a model as a GGUF file for llama.cpp, Ollama and LM Studio."""
 
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ _FIELDS = {
 
 
 def write_gguf(model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[int]) -> None:
-    """Write a model and its tokenizer; ``dtype`` is f32, f16, bf16 or q8_0.
+    """Write a model and its tokenizer. ``dtype`` is f32, f16, bf16 or q8_0.
 
-    Vectors stay float32, as do matrices whose rows do not fill whole blocks of q8_0.
+    Vectors stay in float32, and so do matrices whose rows can't be divided into whole q8_0 blocks.
 
     Raises:
         InvalidModelError: The architecture is not in ``ARCHITECTURES``, the rotary embedding is
-            scaled, or llama.cpp has no name for how the tokenizer splits text.
+            scaled, or none of the llama.cpp pre-tokenizers we support matches the tokenizer.
     """
     import gguf
 
@@ -53,7 +53,8 @@ def write_gguf(model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[in
         if config.tie_word_embeddings and key == "lm_head.weight":
             continue
         if config.model_type == "llama" and key.split(".")[-2] in ("q_proj", "k_proj"):
-            # transformers pairs the two halves of a head to rotate it, llama.cpp neighbours
+            # RoPE rotates pairs of values: the two halves of a head in transformers, adjacent
+            # values in llama.cpp
             pairs = weight.unflatten(0, (heads if "q_proj" in key else key_heads, 2, width // 2))
             weight = pairs.swapaxes(1, 2).reshape(weight.shape)
         array = weight.contiguous().numpy()

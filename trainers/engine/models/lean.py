@@ -1,18 +1,22 @@
-"""A lean forward pass for Llama-like models, with few, fused operations.
+"""A lean forward pass for Llama-like models, which fuses small operations into larger ones.
 
-For a model of a million parameters, time depends on the number of operations, not on their size.
-``LeanModel`` holds a Qwen2, Qwen3 or Llama model with the query, key and value projections in one
-matrix, and the gate and up projections in another. A copy is frozen, and has
+With a model of a million parameters, the run time depends on the number of operations rather than
+their size. ``LeanModel`` represents a Qwen2, Qwen3 or Llama model with the query, key and value
+projections fused into one matrix, and the gate and up projections into another. It is either a
+copy or a view of the original model.
 
-- the LoRA adapter, if there is one, merged in;
-- the two halves of each head interleaved, so that the rotary embedding is one complex product
-  (scores do not change if queries and keys are permuted alike);
-- the ``1 / sqrt(D)`` of attention folded into the queries.
+In a copy, the weights are frozen, and
 
-A view uses the model's own weights, which ``lay_out`` has put side by side, and adds the adapter's
-delta to their output (``adapters.py``), so that a large base is in memory once. A view is
-differentiable with respect to the trained weights. The logits equal the original's up to rounding.
-The caller computes attention (``attend``), and keeps the key-value cache.
+- the LoRA adapter, if any, is merged;
+- the two halves of each head are interleaved, so that the rotary embedding is a single complex
+  product (applying the same permutation to queries and keys doesn't change the scores);
+- attention's factor ``1 / sqrt(D)`` is folded into the query projection.
+
+A view uses the model's original weights, which ``lay_out`` has made adjacent in memory, and adds
+the adapter's delta to their output (``adapters.py``). This way, a large base model is in memory
+only once. Views are differentiable with respect to the trained weights. In both cases, the logits
+are equal to the original model's up to rounding. Attention and the key-value cache are up to the
+caller (``attend``).
 
 Shapes: B rows, T tokens per row, H hidden, Hq query and Hkv key heads, D head size, V vocabulary.
 """
@@ -46,18 +50,18 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class Fused:
-    """Linear layers that are computed as one."""
+    """Several linear layers fused into one."""
 
     weight: Tensor  # [out, in]
-    bias: Tensor | None = None  # [out], or None if they have no bias
-    delta: Delta | None = None  # None if there is no adapter, or it is merged in
+    bias: Tensor | None = None  # [out], or None without a bias
+    delta: Delta | None = None  # None if there is no adapter or it has been merged
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply the layers: [..., in] -> [..., out]."""
         return add_delta(linear(x, self.weight, self.bias), x, self.delta)
 
     def onto(self, before: Tensor, x: Tensor) -> Tensor:
-        """Return ``before + self(x)``; may overwrite ``before`` [..., out], as ``add_product``."""
+        """Return ``before + self(x)``. Like ``add_product``, this may overwrite ``before``."""
         if self.bias is not None:
             return before + self(x)
         return add_delta(add_product(before, x, self.weight), x, self.delta)
@@ -65,11 +69,11 @@ class Fused:
 
 @dataclass(frozen=True)
 class LeanLayer:
-    """The weights of one layer, fused; I is the size of the feed-forward layer."""
+    """The fused weights of one layer. I is the intermediate size of the feed-forward block."""
 
     attention_norm: Tensor  # [H]
     qkv: Fused  # H -> (Hq + 2 Hkv) D
-    qk_weight: Tensor | None  # [Hq + Hkv, D or 1] float32 factors of queries, keys; None if all 1
+    qk_weight: Tensor | None  # [Hq + Hkv, D or 1] float32 scale of queries and keys (None: all 1)
     out: Fused  # Hq D -> H
     mlp_norm: Tensor  # [H]
     gate_up: Fused  # H -> 2 I
@@ -77,10 +81,10 @@ class LeanLayer:
 
 
 class LeanModel:
-    """A Llama-like model, fused; see the module's docstring."""
+    """A Llama-like model with fused weights; see the module docstring."""
 
     def __init__(self, model: Any, *, copied: bool = True) -> None:
-        """Copy the weights of a model that ``can_be_lean`` accepts, or use them in place."""
+        """Build a copy or a view of a model for which ``can_be_lean`` returns True."""
         base: Any = base_of(model)
         self._copied = copied
         self.query_heads, self.key_heads, self.head_size = attention_sizes(base.config)
@@ -100,20 +104,21 @@ class LeanModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.embedding.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the weights, and of the key-value cache."""
+        """Data type of the weights and the key-value cache."""
         return self.embedding.dtype
 
     def hidden(
         self, tokens: Tensor, positions: Tensor, attend: Attend, *, checkpointing: bool = False
     ) -> Tensor:
-        """Run the layers over [B, T] ids at [B, T] positions; return [B, T, H], normalised.
+        """Return the final normalised hidden states [B, T, H] for [B, T] ids and positions.
 
-        ``attend`` computes attention. ``checkpointing``: backward passes recompute the layers.
+        ``attend`` computes attention. With ``checkpointing``, layers are recomputed in the
+        backward pass.
         """
         x = F.embedding(tokens, self.embedding)
         rotary = self.rotary[positions].unsqueeze(2)
@@ -129,7 +134,7 @@ class LeanModel:
         return add_delta(float_logits(hidden, self.head), hidden, self.head_delta)
 
     def reserve(self, length: int) -> None:
-        """Extend the rotary table to all positions below ``length``."""
+        """Make sure the rotary table covers all positions below ``length``."""
         if length > self.rotary.shape[0]:
             self.rotary = self._rotary_table(max(length, 2 * self.rotary.shape[0]))
 
@@ -155,7 +160,7 @@ class LeanModel:
         return attend(index, queries, keys, values)
 
     def _pairs(self, heads: Tensor) -> Tensor:
-        """Pair numbers for the rotary embedding: [..., D] -> [..., D / 2], complex."""
+        """Combine pairs of values into complex numbers for RoPE: [..., D] -> [..., D / 2]."""
         if self._copied:
             return torch.view_as_complex(heads.view(*heads.shape[:-1], -1, 2))
         return torch.complex(*heads.chunk(2, dim=-1))
@@ -194,7 +199,7 @@ class LeanModel:
             query, key = attention.q_norm.weight.float(), attention.k_norm.weight.float()
             if self._copied:
                 query, key = self._interleave(query.detach()), self._interleave(key.detach())
-        elif self._copied:  # the projections are scaled
+        elif self._copied:  # the scale is already folded into the projections
             return None
         else:
             query = key = torch.ones(1, device=self.device)
@@ -205,7 +210,7 @@ class LeanModel:
         return tensor.detach().clone() if self._copied else tensor
 
     def _fused_linears(self, *linears: Any) -> Fused:
-        """Join layers' weights, biases and deltas: as views, or a copy with adapters merged in."""
+        """Fuse linear layers, either as views with deltas or as copies with merged adapters."""
         bases = [base_layer(layer) for layer in linears]
         weights = [*map(_merged, linears)] if self._copied else [base.weight for base in bases]
         biases = [base.bias for base in bases]
@@ -218,14 +223,14 @@ class LeanModel:
         return torch.cat([self._interleave(query) * scale, self._interleave(key), value])
 
     def _interleave(self, rows: Tensor) -> Tensor:
-        """Reorder the first axis, head by head, from (halves, pairs) to (pairs, halves)."""
+        """Interleave the two halves of each head along the first axis."""
         half = self.head_size // 2
         split = rows.reshape(-1, 2, half, *rows.shape[1:])
         return split.transpose(1, 2).reshape(rows.shape)
 
 
 def mix_adapters(models: Sequence[LeanModel], indices: Tensor) -> LeanModel:
-    """Join views of a base with several adapters: row i of a batch uses ``models[indices[i]]``."""
+    """Combine views into one model, whose row i uses the adapter of ``models[indices[i]]``."""
     joint = copy.copy(models[0])
     joint.head_delta = batch_deltas([model.head_delta for model in models], indices)
     joint.layers = [
@@ -246,7 +251,7 @@ def _batch_deltas(views: Sequence[Fused], indices: Tensor) -> Fused:
 
 
 def can_be_lean(model: Any) -> bool:
-    """Return whether ``LeanModel`` computes what this model computes."""
+    """Return whether ``LeanModel`` supports this model's architecture and config."""
     config = base_of(model).config
     rope = getattr(config, "rope_parameters", None) or {}
     layer_types = getattr(config, "layer_types", None) or []
@@ -260,7 +265,7 @@ def can_be_lean(model: Any) -> bool:
 
 
 def lay_out(model: Any) -> None:
-    """Put the weights that ``LeanModel`` fuses side by side in memory, as frozen views."""
+    """Freeze the model, and make the weights that ``LeanModel`` fuses contiguous in memory."""
     placed: set[int] = set()
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
@@ -269,12 +274,13 @@ def lay_out(model: Any) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         if id(parameter) not in placed:
-            # Loaded weights are views of a mapped file, which these few would keep in memory.
+            # Loaded weights are views of a memory-mapped file, and keeping even a few of them
+            # would keep the whole file in memory.
             parameter.data = parameter.data.clone()
 
 
 def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
-    """Make the layers' weights views of one matrix; return the ids of the new parameters."""
+    """Turn the layers' weights into views of one matrix. Return the new parameters' ids."""
     placed: set[int] = set()
     for kind in ("weight", "bias"):
         parts = [getattr(linear, kind) for linear in linears]
@@ -289,7 +295,7 @@ def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
 
 
 def _concat(parts: list[Tensor]) -> Tensor:
-    """Concatenate tensors, as a view if they are side by side in memory."""
+    """Concatenate tensors. The result is a view if they are adjacent in memory."""
     if len(parts) == 1:
         return parts[0]
     first, place = parts[0], parts[0].data_ptr()

@@ -1,6 +1,7 @@
-"""Loads models for one engine: base models and checkpoints.
+"""Loads base models and checkpoints for an engine.
 
-A model whose weights are all trained is loaded for each user; a base for adapters is shared.
+With full-parameter training, each user gets its own copy of the model. With adapters, the base
+model is shared.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Settings of an engine; ``embedded_engine`` documents the fields."""
+    """The engine's settings; see ``embedded_engine`` for what they mean."""
 
     root: Path | None = None
     device: str = "auto"
@@ -36,7 +37,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """Size and seed of an adapter, and the layers that it adapts."""
+    """Rank, seed and target layers of a LoRA adapter."""
 
     rank: int
     seed: int | None = None
@@ -55,15 +56,16 @@ class Loader:
         self._shared = SharedBases()
 
     def trains_whole(self, model: Any) -> bool:
-        """Return whether all of a model's weights are trained, not an adapter."""
+        """Return whether all of a model's weights are trained rather than an adapter."""
         if self.settings.full_parameter is not None:
             return self.settings.full_parameter
         return count_parameters(model) < SMALL_MODEL_PARAMETERS
 
     def dtype(self, *, full_parameter: bool) -> torch.dtype:
-        """Return the type of the weights; by default bfloat16 on CUDA and float32 elsewhere.
+        """Return the data type of the weights: by default bfloat16 on CUDA, float32 elsewhere.
 
-        A model whose weights are all trained is float32 on CUDA too: bfloat16 loses small steps.
+        Full-parameter training uses float32 on CUDA as well, because small updates would be
+        rounded away in bfloat16.
         """
         if self._dtype is not None:
             return self._dtype
@@ -71,17 +73,17 @@ class Loader:
         return torch.bfloat16 if shared_on_gpu else torch.float32
 
     def base(self, name: str) -> Any:
-        """Load a base model: its own copy if all weights are trained, else with shared weights."""
+        """Load a base model: a separate copy for full-parameter training, else a shared one."""
         if self.trains_whole(load_outline(name)):
             return self.full_model(name)
         return self._share(name)
 
     def full_model(self, name: str) -> Any:
-        """Load a model whose weights may all be trained."""
+        """Load a model for full-parameter training."""
         return load_model(name, self.device, self.dtype(full_parameter=True))
 
     def trainable(self, name: str, choice: LoraOptions) -> tuple[Any, int | None]:
-        """Load a base model to train, and its adapter's rank: None if all weights are trained."""
+        """Load a model to train. Return it with its LoRA rank (None if all weights are trained)."""
         model = self.base(name)
         if self.trains_whole(model):
             return model, None
@@ -92,7 +94,7 @@ class Loader:
         """Load a base model with a saved adapter."""
         from peft import PeftModel
 
-        # The checkpoint has only an adapter, even if all weights would be trained now.
+        # The checkpoint only contains an adapter, even if new runs would train all weights.
         base = self._share(name)
         return PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
 
@@ -102,42 +104,43 @@ class Loader:
 
 
 def read_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Read a dtype or its name; None for None and "auto", which let the engine choose."""
+    """Parse a dtype or its name. Return None for None and "auto", which let the engine choose."""
     if dtype is None or dtype == "auto":
         return None
     torch_dtype = DTYPES.get(str(dtype).removeprefix("torch."))
     if torch_dtype is None:
         raise ModelNotFoundError(
-            f"dtype is {dtype!r}; expected auto, {', '.join(DTYPES)}, or None to fit the device."
+            f"dtype is {dtype!r}; expected one of auto, {', '.join(DTYPES)}, or None to choose "
+            "one based on the device."
         )
     return torch_dtype
 
 
 def device_kinds() -> list[str]:
-    """List the kinds of devices that PyTorch finds here; "auto" means the first."""
+    """List the device types that are available here. The first one is what "auto" selects."""
     gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     return [*(kind for kind, is_here in gpus.items() if is_here), "cpu"]
 
 
 def prepare_device(device: str) -> torch.device:
-    """Read a device's name, and set PyTorch up for it; "auto" is CUDA, else MPS, else the CPU."""
+    """Parse a device name and configure PyTorch for it. "auto" prefers CUDA, then MPS."""
     kinds = device_kinds()
     if device == "auto":
         device = kinds[0]
     kind = device.partition(":")[0]
     if kind in ("cuda", "mps") and kind not in kinds:
         raise ModelNotFoundError(
-            f"Device {device!r} was requested, but PyTorch finds no {kind.upper()} here. Use 'cpu' "
-            "or 'auto'."
+            f"Device {device!r} was requested, but PyTorch can't find a {kind.upper()} device "
+            "here. Use 'cpu' or 'auto'."
         )
     if kind == "cuda":
-        # cuDNN plans each new shape, in 45 to 130 ms, and passes over prompts or data have new
-        # shapes each time.
+        # cuDNN builds a plan for every new shape, which takes 45 to 130 ms, and nearly every pass
+        # over prompts or training data has a new shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         return torch.device(device)
     except RuntimeError as error:
         raise ModelNotFoundError(
-            f"Device {device!r} was requested, but PyTorch does not know it; expected 'cpu', "
-            "'cuda', 'mps' or 'auto' (a GPU if there is one)."
+            f"Device {device!r} was requested, but PyTorch does not recognize it; expected 'cpu', "
+            "'cuda', 'mps' or 'auto' (a GPU if available)."
         ) from error

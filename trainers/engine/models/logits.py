@@ -1,8 +1,9 @@
-"""Computes logits and log-probabilities from hidden states: in float32, and in slices.
+"""Computes logits and log-probabilities from hidden states, in float32 and in slices.
 
-The logits of 8,000 tokens take 4.9 GB at a vocabulary of 151,936, and a backward pass holds
-several such tensors. So logits are computed in slices, and recomputed in the backward pass. They
-are in float32 because, in bfloat16, a logit of 20 would be off by up to 0.06.
+With a vocabulary of 151,936, the logits of 8,000 tokens take 4.9 GB, and a backward pass holds
+several tensors of this size. We therefore compute logits in slices, and recompute them in the
+backward pass. They are computed in float32 because in bfloat16 a logit of 20 would be off by up to
+0.06.
 
 Shapes: N tokens, H hidden, V vocabulary, K targets per token.
 """
@@ -17,16 +18,17 @@ from torch.utils.checkpoint import checkpoint
 
 from evert.trainers.engine.models.products import linear
 
-SLICE_BYTES = 2**27  # A slice of logits in training; a backward pass holds about three slices
+SLICE_BYTES = 2**27  # size of a slice in training; a backward pass holds about three of them
 _BLOCK = {"cpu": 2**10}
-"""Rows of the output layer converted to float32 at a time: as many as fit into a CPU's cache."""
+"""How many rows of the output layer to convert to float32 at once, so that they fit in the cache.
+"""
 
 
 def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute [..., H] -> [..., V] in float32, whatever the dtype of the [V, H] weights."""
     if weight.dtype == torch.float32:
         return linear(hidden, weight, bias)
-    # Small gradients of the logits would be 0 in float16.
+    # In float16, small gradients of the logits would underflow to 0.
     is_exact = weight.dtype == torch.bfloat16 or not torch.is_grad_enabled()
     if weight.device.type == "cuda" and is_exact:
         flat: Tensor = _Product.apply(hidden.flatten(0, -2), weight)  # type: ignore[no-untyped-call]
@@ -39,7 +41,10 @@ def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 class _Product(torch.autograd.Function):
-    """[N, H] and [V, H] in bfloat16 -> [N, V] in float32; PyTorch's product has no gradient."""
+    """Differentiable product of [N, H] and [V, H] in bfloat16, with a float32 result [N, V].
+
+    PyTorch's ``mm`` with ``out_dtype`` doesn't support gradients.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
@@ -58,7 +63,7 @@ class _Product(torch.autograd.Function):
 
 
 def checkpointed(call: Callable[..., Tensor], *args: Any) -> Tensor:
-    """Run ``call``; a backward pass reruns it, so intermediate results are not kept."""
+    """Run ``call``, recomputing it in the backward pass instead of keeping its activations."""
     result: Tensor = checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
     return result
 
@@ -66,7 +71,7 @@ def checkpointed(call: Callable[..., Tensor], *args: Any) -> Tensor:
 def target_logprobs(
     hidden: Tensor, head: Callable[[Tensor], Tensor], targets: Tensor, vocabulary: int
 ) -> Tensor:
-    """Compute log-probabilities of [N] or [N, K] targets, float32, without holding all logits.
+    """Compute float32 log-probabilities of [N] or [N, K] targets without materializing all logits.
 
     ``head`` maps [n, H] to [n, V] logits in float32.
     """
@@ -82,7 +87,7 @@ def target_logprobs(
 
 
 def logprobs_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute log-probabilities of targets: [N, V] logits and [N] or [N, K] -> [N] or [N, K]."""
+    """Compute the log-probabilities of [N] or [N, K] targets from [N, V] logits."""
     if targets.ndim == 1:
         return -F.cross_entropy(logits, targets, reduction="none")
     return torch.log_softmax(logits, dim=-1).gather(1, targets)

@@ -1,11 +1,12 @@
-"""Puts images into rows of token ids, and builds the model's inputs for them.
+"""Represents images in rows of token ids, and builds the model's inputs for them.
 
-In a row of ids, an image is its *name*, repeated for each of its tokens. The name is a negative
-number, a hash of the image's bytes and of the processor's settings. So code that compares rows
-by ids (prefix cache, equal prompts, random streams) need not know about images. A pass looks
-pictures up by name, so code that works on a row must keep its pictures until the pass.
+In a row of ids, an image is represented by its *name*, repeated once for each of its tokens. The
+name is a negative number computed by hashing the image's bytes and the processor's settings. This
+way, code that compares rows by their ids (prefix cache, duplicate prompts, random streams) doesn't
+have to handle images specially. The forward pass looks up pictures by name in a table of weak
+references, so the creator of a row has to keep its pictures until the pass is done.
 
-Shapes: B rows, T tokens per row, P patches per image, D numbers per patch.
+Shapes: B rows, T tokens per row, P patches per image, D values per patch.
 """
 
 import io
@@ -33,49 +34,50 @@ from evert.trainers.engine.models.base_models import (
     resolve_model,
 )
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # Models that accept images
-_CACHE_BYTES = 2**28  # Pictures kept for later turns and for training
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")  # models that accept images
+_CACHE_BYTES = 2**28  # size of the cache that keeps pictures for later turns and for training
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
     """A preprocessed image."""
 
-    name: int  # Below 0; equal for equal bytes and settings
+    name: int  # negative; the same for identical bytes and settings
     patches: Tensor  # [P, D] float32
-    grid: tuple[int, int, int]  # Patches in time (1), from top to bottom, and from left to right
-    merge: int  # ``merge`` by ``merge`` patches become one token
+    grid: tuple[int, int, int]  # number of patches along time (1), height and width
+    merge: int  # ``merge`` x ``merge`` patches become one token
 
     @property
     def tokens(self) -> int:
-        """Number of its tokens."""
+        """Number of tokens the image takes."""
         return math.prod(self.grid) // self.merge**2
 
 
-_in_use: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # By name
-_lock = Lock()  # Held to look up or add a picture
+_in_use: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # by name
+_lock = Lock()  # held while looking up or adding a picture
 
 
 @dataclass(frozen=True)
 class PictureRow:
-    """A prompt or a datum as ids and pictures; keep it while its ids are in use."""
+    """The ids and pictures of a prompt or a datum. Keep it as long as the ids are in use."""
 
-    ids: list[int]  # Token ids, and names of pictures
+    ids: list[int]  # token ids and picture names
     pictures: tuple[Picture, ...] = ()
 
 
 class PictureReader:
-    """Reads prompts and data for one base model."""
+    """Parses prompts and data for one base model."""
 
     def __init__(self, base_model: str) -> None:
         self._base_model = base_model
         self._last: OrderedDict[int, Picture] = OrderedDict()
 
     def read(self, prompt: types.ModelInput) -> PictureRow:
-        """Read the ids and pictures of a prompt. Thread-safe.
+        """Parse a prompt into ids and pictures. Thread-safe.
 
         Raises:
-            ValueError: The model does not accept the prompt; the message continues "The prompt".
+            ValueError: The model doesn't accept the prompt. The message is the rest of a sentence
+                that starts with "The prompt".
         """
         if is_text(prompt):
             return PictureRow(prompt.to_ints())
@@ -85,7 +87,7 @@ class PictureReader:
             if isinstance(chunk, types.EncodedTextChunk):
                 if min(chunk.tokens, default=0) < 0:
                     raise ValueError(
-                        f"has token id {min(chunk.tokens)}; the model knows 0 and up. "
+                        f"contains token id {min(chunk.tokens)}; expected 0 or more. "
                         "Encode the prompt with the model's own tokenizer."
                     )
                 ids += chunk.tokens
@@ -94,9 +96,9 @@ class PictureReader:
                 ids += [pictures[-1].name] * pictures[-1].tokens
             else:
                 raise ValueError(
-                    f"has a chunk of type {chunk.type!r}, neither text nor an image; the embedded "
-                    "engine accepts images as bytes (ImageChunk), but no audio. Send only text and "
-                    "images."
+                    f"contains a chunk of type {chunk.type!r}, which is neither text nor an image. "
+                    "The embedded engine accepts images as bytes (ImageChunk), but not audio. Send "
+                    "only text and images."
                 )
         return PictureRow(ids, tuple(pictures))
 
@@ -107,14 +109,15 @@ class PictureReader:
             picture = self._last.pop(name, None) or _in_use.get(name)
         if picture is None:
             picture = self._prepared(name, chunk.data)
-        with _lock:  # another thread may have read it as well: all rows hold the one in ``_in_use``
+        with _lock:  # if another thread was faster, use the picture it added to ``_in_use``
             picture = self._last[name] = _in_use.setdefault(name, picture)
             while sum(cached.patches.nbytes for cached in self._last.values()) > _CACHE_BYTES:
                 self._last.popitem(last=False)
         if chunk.expected_tokens not in (None, picture.tokens):
             raise ValueError(
-                f"has an image of {picture.tokens} tokens where {chunk.expected_tokens} were "
-                f"expected. Count them with the image processor of {self._base_model}."
+                f"contains an image that takes {picture.tokens} tokens, but expected_tokens is "
+                f"{chunk.expected_tokens}. Compute the number with the image processor of "
+                f"{self._base_model}."
             )
         return picture
 
@@ -122,10 +125,10 @@ class PictureReader:
         try:
             with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
                 inputs = self._processor(images=[image.convert("RGB")], return_tensors="pt")
-        except Exception as error:  # Pillow's decoders raise any error
+        except Exception as error:  # Pillow's decoders can raise anything
             raise ValueError(
-                f"has an image of {len(data)} bytes that cannot be read; expected a complete PNG "
-                f"or JPEG. {type(error).__name__}: {error!s:.200}"
+                f"contains an image of {len(data)} bytes that can't be decoded; expected a "
+                f"complete PNG or JPEG. {type(error).__name__}: {error!s:.200}"
             ) from error
         time, height, width = inputs["image_grid_thw"][0].tolist()
         grid, merge = (time, height, width), self._processor.merge_size
@@ -138,37 +141,37 @@ class PictureReader:
 
     @cached_property
     def _processor(self) -> Any:
-        # transformers' top-level name requires torchvision, though Pillow is enough.
+        # Importing this from the top-level package would require torchvision, but Pillow is enough.
         from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
         kind = load_config(self._base_model).model_type
         if kind not in FAMILIES:
             raise ValueError(
-                f"has a chunk that is not text, but {self._base_model} is a model of type {kind}. "
-                f"The embedded engine accepts images for {', '.join(FAMILIES)}: use one of these, "
-                "or a service behind base_url."
+                f"contains a chunk that is not text, but {self._base_model} is a model of type "
+                f"{kind}. The embedded engine accepts images only for {', '.join(FAMILIES)}. Use "
+                "one of these, or set base_url to use a service."
             )
         source = resolve_model(self._base_model)
         return from_pretrained(AutoImageProcessor, self._base_model, source)
 
 
 class VisionInputs:
-    """Builds a model's inputs for rows that may hold pictures."""
+    """Builds a model's inputs for rows that may contain pictures."""
 
     def __init__(self, config: Any) -> None:
         self._image_token: int = config.image_token_id
         self._video_token: int = config.video_token_id
 
     def ids(self, tokens: Tensor) -> Tensor:
-        """Return [B, T] ids for the model's embedding: names of pictures become its image token.
+        """Return the [B, T] ids to embed, with picture names replaced by the image token.
 
-        An image token in the text, which a policy may sample, becomes the video token.
+        An image token in the text, which a policy may have sampled, is replaced by the video token.
         """
         spelled = torch.where(tokens == self._image_token, self._video_token, tokens)
         return torch.where(tokens < 0, self._image_token, spelled)
 
     def pixels(self, rows: Sequence[np.ndarray], device: torch.device) -> dict[str, Tensor]:
-        """Return a pass's inputs for the pictures in rows [T]; empty if there are none."""
+        """Return the inputs for the pictures in the given rows, or {} if there are no pictures."""
         seen = [picture for row in rows for _, picture in pictures_in(row)]
         if not seen:
             return {}
@@ -177,7 +180,7 @@ class VisionInputs:
         return {"pixel_values": patches, "image_grid_thw": grids}
 
     def positions(self, row: np.ndarray) -> np.ndarray:
-        """Return [3, T] positions: in time, from the top, from the left; all equal for text."""
+        """Return [3, T] positions along time, height and width. For text, all three are equal."""
         positions = np.empty((3, len(row)), np.int64)
         filled = place = 0
         for start, picture in pictures_in(row):
@@ -192,18 +195,18 @@ class VisionInputs:
 
 
 def vision_inputs(model: Any) -> VisionInputs | None:
-    """Return the ``VisionInputs`` of a model; None if its type is not in ``FAMILIES``."""
+    """Return a model's ``VisionInputs``, or None if its type is not in ``FAMILIES``."""
     config = base_of(model).config
     return VisionInputs(config) if config.model_type in FAMILIES else None
 
 
 def is_text(prompt: types.ModelInput) -> bool:
-    """Return whether a prompt has only token ids."""
+    """Return whether a prompt consists only of token ids."""
     return all(isinstance(chunk, types.EncodedTextChunk) for chunk in prompt.chunks)
 
 
 def pictures_in(row: np.ndarray) -> Iterator[tuple[int, Picture]]:
-    """Yield each picture of a row [T] with its start; every picture must be whole."""
+    """Yield each picture in a row, with its start index. All pictures must be complete."""
     end = 0
     for place in np.flatnonzero(row < 0).tolist():
         if place >= end:
@@ -213,7 +216,7 @@ def pictures_in(row: np.ndarray) -> Iterator[tuple[int, Picture]]:
 
 
 def uncut_start(row: np.ndarray, start: int) -> int:
-    """Return the last index up to ``start`` where cutting a row [T] does not split a picture."""
+    """Return the last index up to ``start`` where a row can be cut without splitting a picture."""
     while 0 < start < len(row) and row[start] < 0 and row[start] == row[start - 1]:
         start -= 1
     return start

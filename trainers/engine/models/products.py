@@ -1,10 +1,11 @@
-"""Multiplies by weights, using oneDNN where PyTorch's default is slow.
+"""Multiplies by weight matrices, using oneDNN where PyTorch's default is slow.
 
-PyTorch computes float32 products with MKL, which uses half the vector width of an AMD processor.
-oneDNN, a part of PyTorch, takes half the time there, forward and backward. PyTorch already uses it
-for bfloat16. A call to oneDNN costs 10 us more, so small products stay with MKL.
+PyTorch computes float32 products with MKL, which uses only half the vector width on AMD processors.
+oneDNN, which comes with PyTorch, takes half the time there, both forward and backward. (PyTorch
+already uses it for bfloat16.) A oneDNN call has 10 us more overhead, so we keep using MKL for small
+products.
 
-Shapes: ``...`` rows, I features in, O out.
+Shapes: ``...`` rows, I input features, O output features.
 """
 
 from functools import cache
@@ -19,18 +20,18 @@ from evert.trainers.system.machine import made_by_amd
 _GAINS = 2**27
 """oneDNN is faster if the number of inputs times the number of weights is at least this.
 
-Measured from 1 to 3,000 rows, and from 128 features to 3,072.
+This was measured for 1 to 3,000 rows and 128 to 3,072 features.
 """
 
 _MPS_SUM = 2**14
-"""Maximum length of a sum on MPS, such as those of the backward pass.
+"""Maximum length of sums on MPS, for example in the backward pass.
 
-Sums of more than 32,766 numbers are wrong on an M1 or M2 (PyTorch's issue 177116).
+On M1 and M2, sums of more than 32,766 numbers are wrong (PyTorch issue 177116).
 """
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``F.linear``: [..., I] with [O, I] weights, and [O] or no bias, -> [..., O]."""
+    """Compute ``F.linear`` of x [..., I], weight [O, I] and bias [O] or None: [..., O]."""
     if weight.device.type == "mps" and len(weight) > _MPS_SUM:
         product = torch.cat([F.linear(x, block) for block in torch.split(weight, _MPS_SUM)], dim=-1)
         return product if bias is None else product + bias
@@ -43,9 +44,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def add_product(onto: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``onto + linear(x, weight)``; on CUDA without a gradient, overwrite ``onto`` [..., O].
+    """Return ``onto + linear(x, weight)``. On CUDA without gradients, this overwrites ``onto``.
 
-    The time of a short GPU step depends on its number of operations; this is one, not two.
+    Overwriting saves an operation. On CUDA, the duration of a short step depends on the number of
+    operations.
     """
     if x.device.type != "cuda" or torch.is_grad_enabled() or onto.dtype != weight.dtype:
         return onto + linear(x, weight)
@@ -54,9 +56,9 @@ def add_product(onto: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def float_product(x: Tensor, y: Tensor) -> Tensor:
-    """Compute ``x @ y`` in float32 for [..., n, m] and [..., m, k], without a gradient.
+    """Compute ``x @ y`` in float32 for [..., n, m] and [..., m, k], without gradients.
 
-    On CUDA, x is rounded to the dtype of y, and products are summed in float32.
+    On CUDA, x is rounded to y's dtype, and the products are accumulated in float32.
     """
     if y.device.type != "cuda" or y.dtype == torch.float32:
         return x.float() @ y.float()

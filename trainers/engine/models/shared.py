@@ -1,7 +1,8 @@
-"""Keeps one copy of a base in memory for all adapters that are trained or sampled from.
+"""Keeps a single copy of each base model in memory, shared by all adapters.
 
-A shared base is loaded once, and stays loaded while in use. Each user gets a ``tree``: a model with
-its own modules, which can take an adapter, and the shared weights, which never change.
+A shared base model is loaded once and stays loaded while it is in use. Each user gets a ``tree``: a
+model with its own module objects, to which an adapter can be attached. Its weights are the shared
+ones, which never change.
 """
 
 import copy
@@ -17,14 +18,14 @@ _ORIGINAL = "_evert_original"
 
 
 class SharedBases:
-    """The bases in use, by name."""
+    """The base models that are in use, by name."""
 
     def __init__(self) -> None:
         self._bases: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     def tree(self, name: str, load: Callable[[], Any]) -> Any:
-        """Return a model with a base's shared weights; call ``load`` if they are not in use."""
+        """Return a model that shares a base model's weights. If none are loaded, call ``load``."""
         with self._lock:
             original = self._bases.get(name)
             if original is None:
@@ -34,18 +35,18 @@ class SharedBases:
                     lay_out(original)
                 self._bases[name] = original
         tree = with_own_modules(original)
-        # Not as a submodule, or the tree would count the shared parameters twice.
+        # Don't register it as a submodule, which would count the shared parameters twice.
         tree.__dict__[_ORIGINAL] = original
         return tree
 
 
 def original_of(model: Any) -> Any:
-    """Return the shared base whose weights a model uses; None if the model has its own."""
+    """Return the shared base model whose weights a model uses, or None if it has its own."""
     return base_of(model).__dict__.get(_ORIGINAL)
 
 
 def with_own_modules(model: Any) -> Any:
-    """Copy a model, but share the weights that are not trained."""
+    """Copy a model's modules and trained weights, but share its frozen weights."""
     keep = {id(p): p for p in model.parameters() if not p.requires_grad}
     original = original_of(model)
     return copy.deepcopy(model, keep | {id(original): original})

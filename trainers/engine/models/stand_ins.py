@@ -1,10 +1,10 @@
-"""Stand-ins: models on this machine that replace the models a script names.
+"""Stand-ins: local models that are used in place of the models a script asks for.
 
-    StandIns    maps a name to its stand-in
-    lookups     makes the Cookbook's look-ups by name find the stand-in
+    StandIns    maps model names to stand-ins
+    lookups     makes the Cookbook's functions that look up model names return the stand-in's data
     tokenizers  does the same for transformers' ``AutoTokenizer``, inside a block
 
-A name is replaced when a client is created, so checkpoints have the stand-in's name.
+Names are replaced when a client is created, so checkpoints record the stand-in's name.
 """
 
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class StandIns:
-    """Maps names to stand-ins, by the first pattern that matches; local models are kept."""
+    """Maps model names to stand-ins. The first matching pattern wins. Local models have none."""
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
         self._patterns = dict(patterns or {})
@@ -40,17 +40,17 @@ class StandIns:
                 base_context_length(model)
             except ModelNotFoundError as error:
                 raise ModelNotFoundError(
-                    f"stand_ins maps {pattern!r} to {model!r}, which cannot be loaded: {error}"
+                    f"stand_ins maps {pattern!r} to {model!r}, which can't be loaded: {error}"
                 ) from error
 
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
     def of(self, name: str) -> str:
-        """Return the stand-in for ``name``, or ``name``; warn once for each name replaced."""
+        """Return the stand-in for ``name``, or ``name`` itself. Warn once per replaced name."""
         if not self._patterns or name in BASES or Path(name).expanduser().is_dir():
             return name
-        base_name = name.partition(":")[0]  # Tinker's variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
+        base_name = name.partition(":")[0]  # Tinker variants: "Qwen/Qwen3.6-35B-A3B:peft:262144"
         for pattern, model in self._patterns.items():
             if fnmatchcase(name, pattern) or fnmatchcase(base_name, pattern):
                 self.warn(model, name)
@@ -58,20 +58,20 @@ class StandIns:
         return name
 
     def warn(self, present: str, absent: str) -> None:
-        """Warn once that ``present`` stands in for ``absent``."""
+        """Warn, once per ``absent`` model, that ``present`` is used in its place."""
         if absent not in self._warned:
             self._warned.add(absent)
             logger.warning(
-                "%s STANDS IN FOR %s (stand_ins). Samples, training and metrics are those of the "
-                "first, and say nothing about the second.",
+                "%s STANDS IN FOR %s (stand_ins). Samples, training and metrics all come from the "
+                "stand-in, and tell you nothing about what it replaces.",
                 *(present, absent),
             )
 
 
 def lookups(stand_ins: StandIns) -> list[Swap]:
-    """Return the swaps of the Cookbook's look-ups by model name.
+    """Return replacements for the Cookbook's functions that look up model names.
 
-    The replaced look-up of a model's attributes also knows the shipped bases.
+    The replacement for ``get_model_attributes`` also knows the bundled base models.
     """
     from tinker_cookbook import model_info, renderers, tokenizer_utils
 
@@ -90,7 +90,7 @@ def lookups(stand_ins: StandIns) -> list[Swap]:
         renderer = make_renderer(name, tokenizer, *args, **options)
         if not stand_ins or _has_tokens_of(renderer):
             return renderer
-        stand_ins.warn(BASE_RENDERER, f"the chat format {name}, whose special tokens it lacks")
+        stand_ins.warn(BASE_RENDERER, f"the chat format {name}, whose special tokens are missing")
         return make_renderer(BASE_RENDERER, tokenizer, *args, **options)
 
     return [
@@ -127,7 +127,7 @@ def _attributes(
 
 @contextmanager
 def tokenizers(stand_ins: StandIns) -> Iterator[None]:
-    """Have ``AutoTokenizer.from_pretrained`` load the stand-in's tokenizer inside the block."""
+    """Make ``AutoTokenizer.from_pretrained`` load the stand-in's tokenizer inside the block."""
     if not stand_ins:
         yield
         return

@@ -1,8 +1,8 @@
-"""Checks that a model's files hold all of its weights, and that each weight is a finite number.
+"""Checks that a model's files contain all of its weights, and that all weights are finite.
 
-transformers initialises a missing weight at random and only logs its name. Before loading, file
-headers are compared with the configuration, so that no memory is allocated for weights that no
-file holds. After loading, each weight is checked.
+transformers initialises missing weights randomly and only logs their names. Before loading, we
+compare the file headers with the config, so that we don't allocate memory for weights that are not
+in the files. After loading, we check every weight.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,17 @@ from torch import nn
 from evert.bridge.errors import InvalidModelError
 from evert.bridge.tokens.pretrained import read_json
 
-_SHOWN = 4  # names in a message
-_SMALL = {"layers": 2**8, "weights": 2**24}  # allocated in a second, even if no file has them
+_SHOWN = 4  # maximum number of names in a message
+_SMALL = {"layers": 2**8, "weights": 2**24}  # small enough to allocate within a second
 
 
 def weight_files(name: str, folder: Path) -> list[Path]:
-    """List the safetensors files of a folder's weights; empty if there are none or for a Hub name.
+    """List the safetensors files that contain a folder's weights.
+
+    The list is empty if the folder contains none, or if ``folder`` is a Hub name instead.
 
     Raises:
-        InvalidModelError: The index names a file that is not in the folder.
+        InvalidModelError: The index refers to a file that is not in the folder.
     """
     single_file, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single_file.is_file() or not index.is_file():
@@ -34,14 +36,14 @@ def weight_files(name: str, folder: Path) -> list[Path]:
     absent = [shard for shard in sorted(names) if not _is_inside(folder, shard)]
     if absent:
         raise InvalidModelError(
-            f"Model {name!r}: {index.name} names {listed(absent)}, missing from {folder}; expected "
-            "each file of weights in the folder. Get the whole folder again."
+            f"Model {name!r}: {index.name} refers to {listed(absent)}, missing from {folder}; "
+            "expected all weight files in the folder. Download the whole folder again."
         )
     return [folder / shard for shard in sorted(names)]
 
 
 def tensor_sizes(files: Sequence[Path]) -> list[int]:
-    """Read the number of weights in each tensor from the headers of safetensors files."""
+    """Read each tensor's number of weights from the headers of safetensors files."""
     from safetensors import safe_open
 
     sizes: list[int] = []
@@ -52,22 +54,22 @@ def tensor_sizes(files: Sequence[Path]) -> list[int]:
 
 
 def check_sizes(name: str, what: str, needed: object, available: int) -> None:
-    """Refuse a configuration that needs far more of ``what`` than the files hold.
+    """Raise an error if the config requires far more of ``what`` than the files contain.
 
-    If only a few are missing, loading is harmless, and ``check_weights`` names them.
+    If only a few are missing, it is safe to load the model, and ``check_weights`` will list them.
     """
     if isinstance(needed, int) and needed > 2 * available + _SMALL[what]:
         raise InvalidModelError(
-            f"Model {name!r}: its configuration needs {needed:,} {what}, but its files hold "
-            f"{available:,}. Get the whole model again."
+            f"Model {name!r}: its config requires {needed:,} {what}, but its files contain "
+            f"{available:,}. Download the whole model again."
         )
 
 
 def check_weights(name: str, model: nn.Module, report: Mapping[str, Any]) -> None:
-    """Refuse a model that was loaded with missing, misshapen or non-finite weights.
+    """Raise an error if a loaded model has missing, misshapen or non-finite weights.
 
     ``report`` is the second result of ``from_pretrained(output_loading_info=True)``. A weight
-    that is tied to a present one counts as present.
+    counts as present if it is tied to a weight that is present.
     """
     misshapen = [
         f"{key} ({list(shape)} in the file, {list(expected)} in the model)"
@@ -75,19 +77,19 @@ def check_weights(name: str, model: nn.Module, report: Mapping[str, Any]) -> Non
     ]
     weights = model.state_dict().items()
     for problem, names in (
-        ("lacks", report["missing_keys"]),
-        ("has weights of another shape:", misshapen),
+        ("is missing", report["missing_keys"]),
+        ("has weights with the wrong shape:", misshapen),
         ("has NaN or infinity in", [key for key, weight in weights if not _is_finite(weight)]),
     ):
         if names:
             raise InvalidModelError(
-                f"Model {name!r} {problem} {listed(sorted(names))}. Expected every weight of "
-                f"{type(model).__name__}, finite. Get the whole model again."
+                f"Model {name!r} {problem} {listed(sorted(names))}. Expected all weights of "
+                f"{type(model).__name__} with finite values. Download the whole model again."
             )
 
 
 def listed(names: Sequence[str]) -> str:
-    """List the first names, and say how many more there are."""
+    """Format the first few names, followed by how many more there are."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
@@ -102,5 +104,5 @@ def _is_finite(weight: torch.Tensor) -> bool:
         return True
     if weight.element_size() == 1:
         weight = weight.to(torch.bfloat16)
-    low, high = torch.aminmax(weight)  # one pass; NaN if any weight is
+    low, high = torch.aminmax(weight)  # takes one pass; returns NaN if any weight is NaN
     return bool(torch.isfinite(low) & torch.isfinite(high))

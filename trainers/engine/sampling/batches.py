@@ -1,8 +1,8 @@
-"""Running batches decode rows together, one token at a time, over a key-value cache.
+"""Batches that decode many rows together, one token per step, using a key-value cache.
 
-``LeanBatch`` decodes a ``LeanModel``, ``GenericBatch`` any Hugging Face causal language model. Rows
-join and leave while the batch runs. A prefix that rows share with each other, or with earlier rows,
-is computed once and reused from the ``PrefixCache``.
+``LeanBatch`` works with a ``LeanModel``, and ``GenericBatch`` with any Hugging Face causal language
+model. Rows can join and leave while the batch is running. Prefixes that rows share with each other
+or with earlier rows are computed once and reused from the ``PrefixCache``.
 
 Shapes: B rows, T tokens per row, N tokens whose logits are needed, V vocabulary.
 """
@@ -32,26 +32,26 @@ from evert.trainers.engine.sampling.prefix_cache import KeyValues, PrefixCache
 
 
 class Admitted(NamedTuple):
-    """The result of ``admit``: the new rows in order; they follow the rows already in the batch."""
+    """The result of ``admit``. New rows are appended to the batch in this order."""
 
-    owners: list[int]  # For each new row, the index of its prompt
-    logits: Tensor  # [new rows, V] float32 logits of each row's first token to sample
+    owners: list[int]  # the index of each new row's prompt
+    logits: Tensor  # [new rows, V] float32 logits for the first token to sample in each row
 
 
 @dataclass(eq=False)
 class FrozenModel:
-    """Weights that do not change; their batches share a prefix cache."""
+    """A model whose weights don't change, and the prefix cache that its batches share."""
 
-    kind: ClassVar[type["DecodeBatch"]]  # Class of its batches
+    kind: ClassVar[type["DecodeBatch"]]  # the batch class to use
 
-    model: Any  # A ``LeanModel`` or a Hugging Face model
-    vocabulary: int  # Number of logits per token
-    cache_tokens: int  # Maximum number of tokens in the key-value cache, over all rows
-    prefixes: PrefixCache  # Keys and values computed with this model so far
-    base: Any = None  # Models of one base share batches; None if the base is not shared
+    model: Any  # a ``LeanModel`` or a Hugging Face model
+    vocabulary: int  # number of logits per token
+    cache_tokens: int  # maximum number of tokens in the key-value cache, over all rows
+    prefixes: PrefixCache  # keys and values computed with this model so far
+    base: Any = None  # models with the same base share batches; None without a shared base
 
     def new_batch(self) -> "DecodeBatch":
-        """Open an empty batch."""
+        """Create an empty batch."""
         return self.kind(self)
 
 
@@ -59,9 +59,9 @@ class DecodeBatch(ABC):
     """Rows that are decoded together."""
 
     def __init__(self, weights: FrozenModel) -> None:
-        self.weights = weights  # For the next prompts; callers may switch to another adapter
-        self.passes = 0  # Forward passes over given tokens so far
-        self.computed_tokens = 0  # Given tokens computed so far, without padding
+        self.weights = weights  # used for the next prompts; callers may switch to another adapter
+        self.passes = 0  # number of forward passes over given (not sampled) tokens
+        self.computed_tokens = 0  # number of given tokens computed, excluding padding
         self.device: torch.device = weights.model.device
         self._max_logits = max(1, LOGITS_BYTES // (4 * weights.vocabulary))
 
@@ -77,14 +77,14 @@ class DecodeBatch(ABC):
 
     @abstractmethod
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to every row: [B] ids -> [B, V] logits of the next token."""
+        """Append one token to each row: [B] ids -> [B, V] logits for the next token."""
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Drop all rows but these; return the old index of each remaining row."""
+        """Keep only the given rows. Return the old index of each row that remains."""
 
     def admit(self, prompts: Sequence[Sequence[int]], copies: Sequence[int]) -> Admitted:
-        """Add ``copies[i]`` rows with the prompt ``prompts[i]``; the prompts must differ."""
+        """Add ``copies[i]`` rows for each prompt ``prompts[i]``. The prompts must be distinct."""
         first = self.size
         rows = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
         for level in self.shared_prefixes(rows, [len(row) - 1 for row in rows]):
@@ -107,7 +107,10 @@ class DecodeBatch(ABC):
     def shared_prefixes(
         self, rows: Sequence[np.ndarray], limits: Sequence[int]
     ) -> list[list[SharedPrefix]]:
-        """List prefixes to compute once, by level; row i may use ``limits[i]`` cached tokens."""
+        """List the prefixes to compute first, level by level.
+
+        Row i can use at most ``limits[i]`` cached tokens.
+        """
         if len(rows) < 2:
             return []
         prefixes = self.weights.prefixes
@@ -117,11 +120,12 @@ class DecodeBatch(ABC):
     def compute(
         self, jobs: Sequence[SomeJob], *, join: bool = False
     ) -> Iterator[tuple[list[SomeJob], Iterator[Tensor]]]:
-        """Run those tokens of jobs that are not cached yet, and cache them.
+        """Compute and cache the tokens of each job that are not cached yet.
 
-        Yields the jobs of each pass with their needed logits, job by job: one or more float32
-        tensors [N, V], too large to hold all of them. Jobs with nothing to run are left out.
-        ``join`` makes the jobs rows of the batch.
+        For each pass, yields its jobs, and an iterator over the logits that they need: float32
+        tensors [N, V], in the order of the jobs. It is an iterator because all logits together may
+        not fit into memory. Jobs whose tokens are all cached are skipped. With ``join``, the jobs
+        become rows of the batch.
         """
         for job in jobs:
             job.start, job.pieces = self.weights.prefixes.longest(job.tokens, job.first)
@@ -132,10 +136,10 @@ class DecodeBatch(ABC):
             self.computed_tokens += sum(job.todo for job in chunk)
             logits = self._run(chunk, join)
             yield chunk, logits
-            deque(logits, maxlen=0)  # Exhausts the generator if the caller has not.
+            deque(logits, maxlen=0)  # exhaust the generator in case the caller hasn't
 
     def park(self, row: int, tokens: Sequence[int], prefixes: PrefixCache) -> None:
-        """Cache a finished row without its last token, which was sampled but not run."""
+        """Cache a finished row, except its last token, whose keys and values were not computed."""
         computed = np.asarray(tokens[:-1], dtype=np.int64)
         prefixes.put(computed, lambda start, end: self._read(row, start, end))
 
@@ -153,28 +157,28 @@ class DecodeBatch(ABC):
             self.weights.prefixes.put(job.tokens, partial(reader, place))
 
     def _budget(self, jobs: Sequence[Job]) -> int:
-        """Return the maximum number of tokens of a chunk, padding included."""
+        """Return the maximum number of tokens in a chunk, including padding."""
         return chunk_tokens(self.device)
 
     @abstractmethod
     def _run(self, jobs: Sequence[Job], join: bool) -> Iterator[Tensor]:
-        """Run and cache a chunk; yield the needed logits, as ``compute`` does."""
+        """Run and cache a chunk. Yield the logits that its jobs need, as in ``compute``."""
 
     @abstractmethod
     def _read(self, row: int, start: int, end: int) -> KeyValues:
-        """Copy the keys and values of some tokens of a row."""
+        """Copy the keys and values of a row's tokens from ``start`` to ``end``."""
 
     @abstractmethod
     def _repeat(self, rows: Sequence[int]) -> None:
-        """Append copies of rows."""
+        """Append copies of the given rows."""
 
     @abstractmethod
     def _reserve(self, rows: Sequence[np.ndarray], copies: Sequence[int]) -> None:
-        """Make room for rows that are about to join."""
+        """Allocate memory for rows that are about to join."""
 
 
 def logit_places(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return where logits are needed: [N] rows in the chunk, and [N] indices in the rows."""
+    """Return where logits are needed, as [N] row indices in the chunk and [N] token indices."""
     spans = [np.arange(job.first, len(job.tokens)) for job in jobs]
     rows = np.repeat(np.arange(len(jobs)), [len(span) for span in spans])
     columns = np.concatenate(spans)
@@ -184,7 +188,7 @@ def logit_places(jobs: Sequence[Job], device: torch.device) -> tuple[Tensor, Ten
 def pad(
     rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, *, on_left: bool = False
 ) -> Tensor:
-    """Stack token lists of different lengths into [B, T] ids, with zeros as padding."""
+    """Stack token lists of different lengths into [B, T] ids, padded with zeros."""
     table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for place, row in zip(table, rows, strict=True):
         place[len(place) - len(row) if on_left else 0 :][: len(row)] = row

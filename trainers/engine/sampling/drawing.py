@@ -1,7 +1,7 @@
-"""Draws tokens from logits: random numbers, truncation, and stops.
+"""Draws tokens from logits: random numbers, truncation and stops.
 
-Every sample has its own random stream (``stream_key``), indexed by step number, so its tokens do
-not depend on the other rows of the batch. Shapes: B rows, V vocabulary.
+Each sample has a separate random stream (``stream_key``), indexed by the step number, so its tokens
+don't depend on the other rows in the batch. Shapes: B rows, V vocabulary.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from evert.trainers.engine.common.errors import SamplingRequestError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
-_BLOCK = 128  # Tokens per partial sum
+_BLOCK = 128  # tokens per partial sum
 
-_CHUNK_LOGITS = 2**20  # Logits per chunk on a CPU, so that they fit into its cache
+_CHUNK_LOGITS = 2**20  # logits per chunk on a CPU, so that a chunk fits into the CPU's cache
 
 
 def stream_key(*parts: bytes | int) -> int:
@@ -32,7 +32,7 @@ def stream_key(*parts: bytes | int) -> int:
 
 
 def uniforms(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return number ``steps[i]`` in [0, 1) of stream ``keys[i]``: SplitMix64 without state."""
+    """Return item ``steps[i]`` of stream ``keys[i]``, in [0, 1), using stateless SplitMix64."""
     x = keys + steps * _GOLDEN + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -42,25 +42,26 @@ def uniforms(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class BatchParams:
-    """The temperature and truncation of each row's distribution."""
+    """The sampling parameters of each row."""
 
     temperature: Tensor  # [B] float32; 0 means greedy
-    top_k: Tensor | None  # [B] int64, V for no limit; None if no row has a limit
+    top_k: Tensor | None  # [B] int64, at least V for no limit; None if no row has a limit
     top_p: Tensor | None  # [B] float32, 1 for no limit; None if no row has a limit
-    plain: bool  # All temperatures are 1 and nothing is truncated
+    plain: bool  # whether all temperatures are 1 and nothing is truncated
 
     def of(self, rows: slice) -> "BatchParams":
-        """Return the parameters of some rows."""
+        """Return the parameters for some of the rows."""
         top_k = None if self.top_k is None else self.top_k[rows]
         top_p = None if self.top_p is None else self.top_p[rows]
         return BatchParams(self.temperature[rows], top_k, top_p, self.plain)
 
 
 def draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample a token for each row of [B, V] logits, by inverse transform of [B] numbers in [0, 1).
+    """Sample a token for each row of [B, V] logits by inverse transform sampling.
 
-    Returns [B] token ids and their [B] log-probabilities at temperature 1, untruncated, whatever
-    ``params`` says: a trainer computes the same log-probabilities for these tokens.
+    ``uniform`` contains [B] random numbers in [0, 1). Returns [B] token ids and their [B]
+    log-probabilities. To match what a trainer computes for these tokens, the log-probabilities are
+    always at temperature 1 and untruncated, regardless of ``params``.
     """
     limit = max(1, _CHUNK_LOGITS // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     if len(logits) <= limit:
@@ -82,10 +83,11 @@ def _draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor,
 
 
 def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Return the token [B, 1] where the running sum of [B, V] weights passes a [B, 1] share of all.
+    """Return the first tokens [B, 1] where the cumulative weights exceed a fraction of the total.
 
-    Sums are in float64, because float32 would lose rare tokens. A running sum over a large
-    vocabulary is slow, so this searches the sums of blocks first, then one block.
+    The weights are [B, V], and the fraction, ``uniform``, is [B, 1]. Sums are computed in float64,
+    because rare tokens would get lost in float32. Since a cumulative sum over a large vocabulary is
+    slow, we first search the sums of blocks, and then within one block.
     """
     if weights.shape[1] <= 8 * _BLOCK:
         return _first_above(weights.cumsum(-1, dtype=torch.float64), uniform)
@@ -97,24 +99,24 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     before = F.pad(sums, (1, 0)).gather(1, block)
     running = before + inside.cumsum(-1, dtype=torch.float64)
     token = block * _BLOCK + _first_above(running, uniform, sums[:, -1:])
-    return token.clamp_(max=weights.shape[1] - 1)  # the index is too large if the weights are NaN
+    return token.clamp_(max=weights.shape[1] - 1)  # the index is too large if weights are NaN
 
 
 def _first_above(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor:
-    """Return the index [B, 1] of the first of [B, N] running sums above a share of the total.
+    """Return the [B, 1] index of the first cumulative sum in [B, N] above ``share * total``.
 
-    Return the last index if the sums are NaN, because any comparison with NaN is false.
+    If the sums are NaN, this returns the last index, because comparisons with NaN are false.
     """
     last = sums[:, -1:]
     target = share * (last if total is None else total)
-    # After rounding, the target may equal or exceed the last sum.
+    # Because of rounding, the target could be equal to or greater than the last sum.
     target = target.minimum(torch.nextafter(last, torch.zeros_like(last)))
     return torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[1] - 1)
 
 
 def _tempered(logprobs: Tensor, params: BatchParams) -> Tensor:
     temperature = torch.where(params.temperature == 0, 1.0, params.temperature)
-    # The most likely token gets 0, so a tiny temperature makes only other tokens infinite.
+    # The most likely token gets 0, so with a tiny temperature only the others become -inf.
     shaped = (logprobs - logprobs.amax(dim=-1, keepdim=True)) / temperature[:, None]
     if params.top_k is None and params.top_p is None:
         return shaped
@@ -124,7 +126,7 @@ def _tempered(logprobs: Tensor, params: BatchParams) -> Tensor:
     if params.top_k is not None:
         cut |= rank >= params.top_k[:, None]
     if params.top_p is not None:
-        # top_p applies to the tokens that top_k leaves, as in vLLM and transformers.
+        # top_p is applied to the tokens that remain after top_k, as in vLLM and transformers.
         remaining = values.masked_fill(cut, float("-inf"))
         before = torch.softmax(remaining, dim=-1).cumsum(dim=-1).roll(1, dims=-1)
         # Keep the most likely token, even if top_p is 0.
@@ -135,14 +137,14 @@ def _tempered(logprobs: Tensor, params: BatchParams) -> Tensor:
 
 @dataclass(frozen=True)
 class Stops:
-    """The stops of a reply: token ids, and texts that may span tokens."""
+    """What ends a reply: token ids, and strings that may span several tokens."""
 
     tokens: frozenset[int]
     texts: tuple[str, ...] = ()
-    window: int = 0  # Number of last tokens in which to search for texts; 0 without texts
+    window: int = 0  # how many of the last tokens to search for strings (0 without strings)
 
     def hit(self, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> bool:
-        """Return whether the last token of a reply completed a stop."""
+        """Return whether a reply's last token completes a stop."""
         if tokens[-1] in self.tokens:
             return True
         if not self.texts:
@@ -154,10 +156,11 @@ class Stops:
 def make_stops(
     stop: str | Sequence[str] | Sequence[int] | None, end_tokens: Collection[int]
 ) -> Stops:
-    """Read ``SamplingParams.stop``.
+    """Parse ``SamplingParams.stop``.
 
-    None: the model's end tokens. An empty list: no stops. Token ids: only these. Texts, which may
-    be special tokens (``"<|im_end|>"``): these and the model's end tokens.
+    None stops at the model's end tokens, and an empty list never stops. With token ids, the reply
+    stops only at those. With strings, which may be special tokens (``"<|im_end|>"``), it stops at
+    those and at the model's end tokens.
     """
     if stop is None:
         return Stops(frozenset(end_tokens))
@@ -167,8 +170,8 @@ def make_stops(
     texts = tuple(item for item in items if isinstance(item, str) and item)
     if len(texts) != len(items):
         raise SamplingRequestError(
-            f"SamplingParams.stop is {stop!r}; expected token ids, non-empty texts or None."
+            f"SamplingParams.stop is {stop!r}; expected token ids, non-empty strings or None."
         )
-    # A token has at least one byte of text, except for a few at character boundaries.
+    # Each token decodes to at least one byte of text, except for a few at character boundaries.
     window = max(len(text.encode()) for text in texts) + 8
     return Stops(frozenset(end_tokens), texts, window)

@@ -1,7 +1,7 @@
-"""Freezes models: training does not change the weights that are sampled from.
+"""Freezes models, so that training doesn't change the weights that are sampled from.
 
-``freeze`` turns a Llama-like model into a ``FrozenLean``, and any other into a ``FrozenGeneric``.
-Both open batches, which decode rows and score given tokens.
+``freeze`` returns a ``FrozenLean`` for Llama-like models, and a ``FrozenGeneric`` for all others.
+Both can create batches, which decode rows and score given tokens.
 """
 
 import copy
@@ -18,11 +18,11 @@ from evert.trainers.engine.sampling.lean_batch import LeanBatch
 from evert.trainers.engine.sampling.memory import cache_bytes, cache_token_bytes
 from evert.trainers.engine.sampling.prefix_cache import PrefixCache
 
-_PREFIX_SHARE = 8  # The prefix cache gets the key-value cache's tokens divided by this
+_PREFIX_SHARE = 8  # the prefix cache may hold 1/8 as many tokens as the key-value cache
 
 
 class FrozenLean(FrozenModel):
-    """A frozen Llama-like model: a copy, or a view of a shared base."""
+    """A frozen Llama-like model: either a copy, or a view of a shared base model."""
 
     kind = LeanBatch
 
@@ -31,7 +31,7 @@ class FrozenLean(FrozenModel):
         lean = LeanModel(model, copied=base is None)
         tokens = _cache_tokens(lean, base_of(model).config)
         prefixes = PrefixCache(tokens // _PREFIX_SHARE)
-        # Keeps the base loaded while a sampler uses it
+        # Holding a reference keeps the base model loaded while a sampler uses it.
         super().__init__(lean, lean.head.shape[0], tokens, prefixes, base)
 
 
@@ -41,7 +41,7 @@ class FrozenGeneric(FrozenModel):
     kind = GenericBatch
 
     def __init__(self, model: Any) -> None:
-        """Copy ``model`` and merge its adapter; if the base is shared, copy only the adapter."""
+        """Copy ``model`` and merge its adapter. With a shared base, only copy the adapter."""
         shared = original_of(model) is not None
         copied = with_own_modules(model) if shared else copy.deepcopy(model)
         frozen: Any = copied.eval().requires_grad_(False)
@@ -58,6 +58,6 @@ def _cache_tokens(model: Any, config: Any) -> int:
 
 
 def freeze(model: Any) -> FrozenModel:
-    """Copy a model's current weights, adapter included, into a model to sample from."""
+    """Return a frozen model with a model's current weights, including its adapter."""
     with torch.no_grad():
         return FrozenLean(model) if can_be_lean(model) else FrozenGeneric(model)

@@ -1,11 +1,12 @@
-"""Continuous batching of any Hugging Face causal language model, with the model's forward pass.
+"""Continuous batching for any Hugging Face causal language model, using its own forward pass.
 
-All rows end at the same column. Shorter rows are padded and masked on the left; unused columns are
-cut off. All rows of a pass run the same number of tokens: rows with less to run recompute part of
-their cached prefix, so that there is no gap. No pass starts inside an image.
+All rows end at the same column. Shorter rows are padded and masked on the left, and unused columns
+are trimmed. In each pass, all rows compute the same number of tokens: those with fewer new tokens
+recompute part of their cached prefix, so that there are no gaps. Passes never start inside an
+image.
 
-Models with state other than keys and values (state-space layers) also decode in batches, but no row
-can join such a batch after its start, and no prefix is cached.
+Models with state other than keys and values (state-space layers) can also be batched, but rows
+can't join such a batch once it has started, and prefixes are not cached.
 
 Shapes: B rows, T tokens per row, L columns, V vocabulary.
 """
@@ -30,7 +31,7 @@ _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class GenericBatch(DecodeBatch):
-    """Rows of any model; see ``DecodeBatch``."""
+    """A batch for any model; see ``DecodeBatch``."""
 
     def __init__(self, weights: FrozenModel) -> None:
         model = weights.model
@@ -42,7 +43,7 @@ class GenericBatch(DecodeBatch):
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=model.device)
         self._offsets = torch.zeros(0, 1, dtype=torch.long, device=model.device)
-        """[B, 1] each row's next position minus its length; nonzero after pictures."""
+        """[B, 1] difference between each row's next position and its length, due to pictures."""
 
     @property
     def size(self) -> int:
@@ -51,17 +52,17 @@ class GenericBatch(DecodeBatch):
 
     @property
     def joinable(self) -> bool:
-        """Whether rows can join: always if only keys and values are kept, else before the first."""
+        """Whether rows can join. With state-space layers, rows can only join a new batch."""
         return self._only_attends or self._cache is None
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to every row; see ``DecodeBatch``."""
+        """Append one token to each row; see ``DecodeBatch``."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
         positions = self._mask.sum(-1, keepdim=True) - 1 + self._offsets
         return self._forward(tokens[:, None], self._mask, self._cache, 1, positions)[:, -1]
 
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Drop all rows but these; their order stays."""
+        """Keep only the given rows, in their current order."""
         remaining = sorted(rows)
         self._select(remaining)
         if remaining and self._only_attends:
@@ -70,7 +71,7 @@ class GenericBatch(DecodeBatch):
 
     def _budget(self, jobs: Sequence[Job]) -> int:
         if not self._only_attends:
-            return 2**62  # One chunk, because a second could not join.
+            return 2**62  # use a single chunk, because a second chunk couldn't join
         budget = super()._budget(jobs)
         return budget if self._logits_to_keep(jobs) == 1 else min(budget, self._max_logits)
 
@@ -85,7 +86,7 @@ class GenericBatch(DecodeBatch):
         places = places - lengths[rows] + width
         pixels, positions = self._vision_inputs(jobs, mask)
         needed = self._logits_to_keep(jobs)
-        # A row is split only if it needs too many logits for one pass.
+        # Rows are only split if they need too many logits for a single pass.
         in_one_piece = needed == 1 or not self._only_attends or bool(pixels)
         piece = width if in_one_piece else max(1, self._max_logits // len(jobs))
         for start in range(0, width, piece):
@@ -103,13 +104,13 @@ class GenericBatch(DecodeBatch):
             self._join(cache, mask, positions)
 
     def _logits_to_keep(self, jobs: Sequence[Job]) -> int:
-        """Return the most logits that a row needs; at least 1, which every pass computes."""
+        """Return the maximum number of logits that a row needs; every pass computes at least 1."""
         if "logits_to_keep" not in self._arguments:
             return max((job.todo for job in jobs), default=1)
         return max([1, *(len(job.tokens) - job.first for job in jobs)])
 
     def _vision_inputs(self, jobs: Sequence[Job], mask: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Return pixels for the tokens to run, and whole rows' positions: [B, L] or [3, B, L]."""
+        """Return pixels for the new tokens, and all tokens' positions: [B, L] or [3, B, L]."""
         positions = (mask.cumsum(-1) - 1).clamp_(min=0)
         rows = [job.tokens for job in jobs]
         if self._vision is None or not any((row < 0).any() for row in rows):
@@ -129,7 +130,7 @@ class GenericBatch(DecodeBatch):
         positions: Tensor,
         pixels: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Tensor:
-        """Return the last tokens' logits [B, logits_to_keep, V] in float32."""
+        """Return float32 logits [B, logits_to_keep, V] for the last tokens."""
         name = "cache" if "cache" in self._arguments else "past_key_values"  # in older transformers
         options: dict[str, Any] = {"attention_mask": mask, name: cache, **pixels}
         if self._vision is not None:
@@ -142,10 +143,10 @@ class GenericBatch(DecodeBatch):
         return logits[:, -logits_to_keep:].float()
 
     def _restore_cache(self, jobs: Sequence[Job]) -> Any:
-        """Return a cache with the cached prefixes of some rows, all ending at the same column."""
+        """Build a right-aligned cache from the jobs' cached prefixes."""
         from transformers import DynamicCache
 
-        # Without a configuration it keeps tokens outside the sliding window, so rows can be padded.
+        # Without a config, the cache keeps tokens outside the sliding window, so we can pad rows.
         cache = DynamicCache() if self._only_attends else DynamicCache(config=self._model.config)
         length = max(job.start for job in jobs)
         if length:
@@ -193,7 +194,7 @@ class GenericBatch(DecodeBatch):
 
 
 def _align_starts(jobs: Sequence[Job]) -> int:
-    """Make all rows run the same number of tokens, and return it."""
+    """Make all rows compute the same number of tokens, and return that number."""
     while True:
         width = max(job.todo for job in jobs)
         starts = [uncut_start(job.tokens, max(0, len(job.tokens) - width)) for job in jobs]
@@ -204,13 +205,13 @@ def _align_starts(jobs: Sequence[Job]) -> int:
 
 
 def only_attends(model: Any) -> bool:
-    """Return whether a model's state is only keys and values, which alone can be cached."""
+    """Return whether a model's only state is keys and values, so that it can be cached."""
     config = model.config.get_text_config(decoder=True)
     return set(getattr(config, "layer_types", None) or []) <= _ATTENTION
 
 
 def _padded(job: Job, index: int, length: int) -> Tensor:
-    """Return a row's cached tensor ``index``, padded on the left with zeros: [H, length, D]."""
+    """Return a row's cached tensor ``index``, left-padded with zeros to [H, length, D]."""
     tensor = torch.cat([piece[index] for piece in job.pieces], dim=-2)[:, : job.start]
     return _pad_left(tensor, length)
 

@@ -1,9 +1,9 @@
-"""Captures decoding steps as CUDA graphs, which the host launches as one operation.
+"""Captures decoding steps as CUDA graphs, which the host can launch as a single operation.
 
-A step appends one token to every row in hundreds of small operations. Launching them one by one
-takes the host longer than a GPU takes to run them. A graph launches all of them together, on the
-same memory each time. So a step is captured for a number of rows and columns, both rounded up, and
-its inputs are copied into the graph's own tensors.
+A step appends one token to each row, using hundreds of small operations. Launching them one by one
+takes longer than running them on the GPU. A graph launches all of them together, but always uses
+the same memory. We therefore capture a step for a certain number of rows and columns, both rounded
+up, and copy its inputs into the graph's tensors.
 
 Shapes: B rows, H hidden.
 """
@@ -21,17 +21,18 @@ logger = logging.getLogger(__name__)
 
 
 def rounded(size: int, parts: int = 2, least: int = 1) -> int:
-    """Round up to one of ``parts`` sizes per power of two, at least ``least`` apart.
+    """Round up to a bucket size.
 
-    A capture takes as long as several steps, so there must be few sizes. With few rows, a step
-    mostly reads the weights, and more rows take no longer.
+    From each power of two to the next, there are ``parts`` sizes, at least ``least`` apart.
+    Capturing takes as long as several steps, so we want few sizes. Small batches can be padded at
+    little cost, because a step with few rows spends most of its time reading the weights.
     """
     step = max(least, (1 << (size - 1).bit_length()) // (2 * parts))
     return -(-size // step) * step
 
 
 class Graphs:
-    """The steps of one batch that have been captured so far."""
+    """The captured steps of one batch."""
 
     def __init__(self) -> None:
         self._steps: dict[tuple[int, ...], _CapturedStep] = {}
@@ -45,16 +46,17 @@ class Graphs:
         call: Callable[..., Tensor],
         inputs: Sequence[Tensor],
     ) -> Tensor:
-        """Return ``call(*inputs)``, with inputs padded by zeros or by earlier rows.
+        """Return ``call(*inputs)``. The inputs are padded with zeros or rows of earlier calls.
 
         Args:
-            owners: Objects whose memory ``call`` uses. If one is replaced, all is captured again.
+            owners: Objects whose memory ``call`` uses. If any of them is replaced, everything is
+                captured again.
             sizes: Number of rows to compute, and any other sizes that the operations depend on.
-            call: A function of the inputs, each [rows], that does not wait for the device.
-            inputs: Tensors [B].
+            call: Function of the inputs, each [rows]. It must not wait for the device.
+            inputs: Tensors of shape [B].
 
         Returns:
-            [B, H], valid until the next call.
+            A tensor [B, H] that is valid until the next call.
         """
         if [*map(id, owners)] != [*map(id, self._owners)]:
             self._steps.clear()
@@ -66,7 +68,7 @@ class Graphs:
 
 
 class _CapturedStep:
-    """Runs once uncaptured, so that libraries can set themselves up; captures the second run."""
+    """Runs once without capturing, so that libraries can initialize, then captures the next run."""
 
     def __init__(self, call: Callable[..., Tensor], rows: int, inputs: Sequence[Tensor]) -> None:
         self._call = call
@@ -88,9 +90,9 @@ class _CapturedStep:
 
 
 class _Capture:
-    """Captures calls on one stream, into one pool of memory.
+    """Captures calls on one stream, using one memory pool.
 
-    Graphs may share a pool because one runs at a time and all results are kept.
+    Graphs can share the pool because only one runs at a time, and we keep all result tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -98,12 +100,12 @@ class _Capture:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._latest: Any = None
-        """The latest graph, kept because PyTorch cannot capture into a pool without graphs."""
+        """The latest graph, kept because PyTorch can't capture into a pool that has no graphs."""
 
     def __call__(self, call: Callable[[], Tensor]) -> tuple[Any, Tensor] | None:
-        """Return the graph of a call, and the tensor that each replay writes its result into.
+        """Capture a call. Return its graph and the tensor into which replays write the result.
 
-        Return None if this call or an earlier one could not be captured.
+        Return None if this call or an earlier one couldn't be captured.
         """
         if self._has_failed:
             return None
@@ -112,7 +114,7 @@ class _Capture:
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
-                # Other threads, such as a trainer's, may use the device meanwhile.
+                # Other threads, such as a trainer, may be using the device in the meantime.
                 graph.capture_begin(self._pool, capture_error_mode="thread_local")
                 try:
                     result = call()
@@ -120,7 +122,7 @@ class _Capture:
                     graph.capture_end()
         except RuntimeError as error:
             logger.warning(
-                "Decoding without CUDA graphs, since a step cannot be captured: %s", error
+                "Decoding without CUDA graphs, because capturing a step failed: %s", error
             )
             self._has_failed = True
             return None
@@ -131,5 +133,5 @@ class _Capture:
 
 @cache
 def _stream(device: torch.device, thread: int) -> Any:
-    """Return a thread's stream for captures: PyTorch keeps memory for every used stream."""
+    """Return a thread's capture stream. Cached because PyTorch keeps memory for every stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,12 +1,12 @@
 """Continuous batching over a ``LeanModel``.
 
-Each row has a cache row for its own tokens. The stem, a prefix that many rows share, is stored once
-(``stem.py``). Nothing is left-padded. The active rows are the first ``size`` rows: when rows
-finish, the last rows move into the gaps. The cache rows after them are scratch space for computing
-prompts and given tokens.
+Each row of the batch has a row in the key-value cache. The stem, a prefix that many rows share, is
+stored only once (``stem.py``). There is no left padding. The active rows are always the first
+``size`` rows: when rows finish, the last rows are moved into the gaps. The cache rows after the
+active ones are scratch space for computing prompts and given tokens.
 
-Shapes: B rows, T tokens per row, L cache length, P tokens of the stem, Hkv key heads, G queries per
-key head, D head size, V vocabulary.
+Shapes: B rows, T tokens per row, L cache length, P stem tokens, Hkv key heads, G queries per key
+head, D head size, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,45 +27,45 @@ from evert.trainers.engine.sampling.prefix_cache import KeyValues
 from evert.trainers.engine.sampling.row_cache import RowCache
 from evert.trainers.engine.sampling.stem import Stem, best_stem
 
-_LANE_ROWS = 96  # Minimum rows per core in a step
-_LANE_TOKENS = 256  # Minimum prompt tokens per core
+_LANE_ROWS = 96  # minimum number of rows per core in a step
+_LANE_TOKENS = 256  # minimum number of prompt tokens per core
 
 
 class LeanBatch(DecodeBatch):
-    """Rows of a ``LeanModel``; see ``DecodeBatch``."""
+    """A batch for a ``LeanModel``; see ``DecodeBatch``."""
 
     def __init__(self, weights: FrozenModel) -> None:
         super().__init__(weights)
         model: LeanModel = weights.model
-        self._weights: list[FrozenModel] = []  # For each row, the weights that compute it
+        self._weights: list[FrozenModel] = []  # the model of each row
         self._lengths: list[int] = []
-        self._starts: list[int] = []  # For each row, the number of its tokens in the stem
+        self._starts: list[int] = []  # how many of each row's tokens are in the stem
         self._stem: Stem | None = None
         self._stem_weights = weights
         self._visible_bias, self._masked_bias = (
             torch.tensor(value, dtype=model.dtype, device=model.device)
             for value in (0.0, float("-inf"))
         )
-        """Added to the attention scores of tokens that a row has, and of tokens that it lacks."""
+        """Attention bias for tokens that a row contains, and for those after its end."""
         self._cache = RowCache(model)
         self._graphs = Graphs() if self.device.type == "cuda" else None
         self._sync()
 
     def _sync(self) -> None:
-        """Update the tensors that each step needs; called when rows join or leave."""
+        """Update the tensors that each step needs. Called whenever rows join or leave."""
         starts = torch.tensor(self._starts, dtype=torch.long, device=self.device)
         lengths = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
         self._positions = lengths
         self._columns = lengths - starts
-        """[B] index of each row's next token: in the whole row, and in the cache's row."""
+        """[B] index of each row's next token: in the row including the stem, and in the cache."""
         widths = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
         self._longest = max(self._lengths, default=0)
         self._widest = max(widths, default=0)
         if not any(self._starts):
             self._stem = None
-        # [B] True for rows without the stem; None if all rows have it
+        # [B] True for rows without the stem; None if all rows start with it
         self._without_stem = None if all(self._starts) else starts == 0
-        # One model that steps all rows, whatever their adapters
+        # One model for all rows, even if their adapters differ
         self._decoder = _joined_model(self._weights or [self.weights])
 
     @property
@@ -74,11 +74,11 @@ class LeanBatch(DecodeBatch):
         return len(self._lengths)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to every row; see ``DecodeBatch``."""
+        """Append one token to each row; see ``DecodeBatch``."""
         rows = self.size if self._graphs is None else rounded(self.size)
         self._cache.reserve(rows, self._widest + 1)
         self._decoder.reserve(self._longest + 1)
-        # The joined model of several adapters can only run all rows together.
+        # A model that combines several adapters can only run all rows together.
         is_single = self._decoder is self._weights[0].model
         if self._graphs is not None and is_single:
             logits = self._step_by_graph(tokens, self._graphs)
@@ -115,7 +115,7 @@ class LeanBatch(DecodeBatch):
         columns: Tensor,
         without_stem: Tensor | None = None,
     ) -> Tensor:
-        """Compute hidden states [B, H] of a token per row, from the first ``length`` columns."""
+        """Compute hidden states [B, H] for one token per row, attending to ``length`` columns."""
         rows = torch.arange(part.start, part.stop, device=self.device)
         visible = self._cache.places[:length] <= columns[:, None]
         bias = torch.where(visible, self._visible_bias, self._masked_bias)[:, None, None]
@@ -132,7 +132,7 @@ class LeanBatch(DecodeBatch):
         return self._decoder.hidden(tokens[:, None], positions[:, None], attend)[:, 0]
 
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Drop all rows but these; the last of these fill the gaps."""
+        """Keep only the given rows. The last ones are moved into the gaps of dropped rows."""
         remaining = sorted(rows)
         count = len(remaining)
         gaps = sorted(set(range(count)) - set(remaining))
@@ -179,7 +179,7 @@ class LeanBatch(DecodeBatch):
         positions = starts[:, None] + torch.arange(tokens.shape[1], device=device)
         self.weights.model.reserve(int(starts.max()) + tokens.shape[1])
         offsets = torch.tensor(stems, device=device)
-        # Padding is written after a row's tokens, and is overwritten before any read.
+        # Padding is written after a row's tokens, and overwritten before it is ever read.
         columns = (positions - offsets[:, None]).clamp_(max=self._cache.length - 1)
         resumed = any(job.start for job in jobs)
 
@@ -236,7 +236,10 @@ class LeanBatch(DecodeBatch):
         return self._copy(row, self._starts[row], start, end)
 
     def _copy(self, row: int, stem: int, start: int, end: int) -> KeyValues:
-        """Copy keys and values of a row's tokens ``start`` to ``end``; ``stem`` are in the stem."""
+        """Copy a row's keys and values from ``start`` to ``end``.
+
+        The row's first ``stem`` tokens are in the stem.
+        """
         copy = self._cache.read(row, max(0, start - stem), max(0, end - stem))
         if self._stem and start < stem:
             copy = torch.cat([self._stem.key_values[:, :, start:end], copy], dim=2)
@@ -274,7 +277,7 @@ def _joined_model(weights: Sequence[FrozenModel]) -> LeanModel:
 
 
 def _decode_attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Compute attention of [B,1,Hq,D] queries to [B,Hkv,L,D] keys; add ``bias`` [B,1,1,L]."""
+    """Compute attention of [B,1,Hq,D] queries to [B,Hkv,L,D] keys, with bias [B,1,1,L]."""
     grouped = queries[:, 0].view(len(keys), keys.shape[1], -1, keys.shape[3])
     if queries.dtype == torch.float32:
         heads = torch.softmax(grouped @ keys.transpose(-1, -2) + bias, dim=-1) @ values
@@ -282,26 +285,26 @@ def _decode_attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tenso
     scores = float_product(grouped, keys.transpose(-1, -2)) + bias
     if queries.device.type == "cuda":
         heads = torch.softmax(scores, dim=-1).to(values.dtype) @ values
-    else:  # Rounds like PyTorch's kernel, which the trainer uses but which is slow here
+    else:  # the same rounding as the trainer's PyTorch kernel, which would be slow here
         shares = torch.exp(scores - scores.amax(-1, keepdim=True))
         heads = float_product(shares.to(values.dtype), values) / shares.sum(-1, keepdim=True)
     return heads.flatten(1)[:, None].to(queries.dtype)
 
 
 def mask_of(visible: Tensor, model: LeanModel) -> Tensor:
-    """Turn [B,T,L], True for tokens that a query sees, into the mask of ``attention``."""
+    """Convert a bool tensor [B,T,L], True for visible tokens, to a mask for ``attention``."""
     if visible.device.type == "cpu":
         return visible[:, None]
     rows, count, length = visible.shape
     groups = model.query_heads // model.key_heads
-    # CUDA's kernels add the mask to scores; its rows must begin at multiples of 16 bytes.
+    # CUDA kernels add the mask to the scores. The mask's rows must be aligned to 16 bytes.
     bias = torch.zeros(rows, count, -(-length // 8) * 8, dtype=model.dtype, device=visible.device)
     bias[..., :length].masked_fill_(~visible, float("-inf"))
     return bias[:, None, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)[..., :length]
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute attention of [B,T,Hq,D] queries to [B,Hkv,L,D] keys; ``mask`` None: causal."""
+    """Compute attention of [B,T,Hq,D] queries to [B,Hkv,L,D] keys (causal if ``mask`` is None)."""
     attend = partial(F.scaled_dot_product_attention, scale=1.0)
     kind = queries.device.type
     if kind == "cpu" or (mask is None and kind != "mps"):
@@ -310,7 +313,8 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
             attn_mask=mask, is_causal=mask is None, enable_gqa=True,
         )  # fmt: skip
         return mixed.transpose(1, 2).flatten(2)
-    # CUDA's kernels with a mask need as many query heads as key heads: further ones become rows.
+    # CUDA kernels with a mask need as many query heads as key heads, so we turn the query heads
+    # that share a key head into extra rows.
     rows, count, heads, size = queries.shape
     key_heads, groups = keys.shape[1], heads // keys.shape[1]
     grouped = queries.reshape(rows, count, key_heads, groups, size).permute(0, 2, 3, 1, 4)
@@ -325,6 +329,6 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 
 
 def _attention_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Replace MPS's attention, which has bugs (PyTorch's issues 181133 and 195910)."""
+    """Replace MPS's attention, which has bugs (PyTorch issues 181133 and 195910)."""
     scores = queries.float() @ keys.float().transpose(-1, -2) + mask
     return (torch.softmax(scores, dim=-1) @ values.float()).to(queries.dtype)

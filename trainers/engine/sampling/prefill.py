@@ -1,7 +1,7 @@
-"""Orders the tokens to compute: common prefixes of rows are computed first, once.
+"""Decides the order in which tokens are computed, so that common prefixes are computed only once.
 
-``shared_prefixes`` finds common prefixes that are not cached yet, each before the longer prefixes
-that extend it. ``chunks`` puts rows of similar lengths into one pass.
+``shared_prefixes`` finds common prefixes that are not cached yet, listing each one before longer
+prefixes that extend it. ``chunks`` groups rows of similar lengths into passes.
 
 Shapes: T tokens.
 """
@@ -16,23 +16,23 @@ import torch
 
 from evert.trainers.engine.sampling.prefix_cache import KeyValues, sort_by_tokens
 
-LOGITS_BYTES = 2**29  # Maximum size of the logits held at a time
+LOGITS_BYTES = 2**29  # maximum size of the logits that are in memory at once
 _CHUNK_TOKENS = {"cpu": 1024, "cuda": 8192}
-_PASS_SHARE = 32  # An extra pass costs as much as 1/32 of a chunk's tokens
+_PASS_SHARE = 32  # an extra pass costs as much as computing 1/32 of a chunk
 
 
 @dataclass(eq=False)
 class Job:
-    """A row to be computed."""
+    """A row to compute."""
 
     tokens: np.ndarray  # [T] int64
-    first: int  # First token whose logits are needed; T for none
-    start: int = 0  # Number of tokens that are cached
-    pieces: list[KeyValues] = field(default_factory=list)  # Their keys and values
+    first: int  # first token whose logits are needed, or T if no logits are needed
+    start: int = 0  # number of cached tokens
+    pieces: list[KeyValues] = field(default_factory=list)  # the cached keys and values
 
     @property
     def todo(self) -> int:
-        """Number of tokens that must go through the model."""
+        """Number of tokens that still have to be computed."""
         return len(self.tokens) - self.start
 
 
@@ -43,17 +43,17 @@ SomeJob = TypeVar("SomeJob", bound=Job)
 class SharedPrefix:
     """A common prefix of several rows."""
 
-    length: int  # In tokens
-    rows: list[int]  # Their indices
+    length: int  # in tokens
+    rows: list[int]  # row indices
 
 
 def chunk_tokens(device: torch.device) -> int:
-    """Return the maximum number of given tokens per pass, padding included; larger on a GPU."""
+    """Return the maximum number of given tokens per pass, including padding."""
     return _CHUNK_TOKENS.get(device.type, 1024)
 
 
 def drop_short_prefixes(jobs: Sequence[Job], device: torch.device) -> None:
-    """Drop short cached prefixes if recomputing them saves a pass."""
+    """Ignore short cached prefixes if recomputing them saves a pass."""
     least = chunk_tokens(device) // _PASS_SHARE
     fresh = any(not job.start for job in jobs)
     if fresh and sum(job.start for job in jobs) < least:
@@ -62,7 +62,10 @@ def drop_short_prefixes(jobs: Sequence[Job], device: torch.device) -> None:
 
 
 def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
-    """Group jobs of similar lengths within a budget, uncached ones first, in separate groups."""
+    """Group jobs of similar lengths within a token budget.
+
+    Jobs without cached tokens come first, and are never grouped with jobs that have some.
+    """
     chunk: list[SomeJob] = []
     for job in sorted(jobs, key=lambda job: (job.start > 0, job.todo)):
         mixed = bool(chunk) and (chunk[0].start > 0) != (job.start > 0)
@@ -75,7 +78,7 @@ def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
 
 
 def common_prefixes(rows: Sequence[np.ndarray]) -> Iterator[SharedPrefix]:
-    """Yield the longest common prefix of each group of rows, each before its extensions."""
+    """Yield the common prefixes of groups of rows, each before the prefixes that extend it."""
     order, overlaps = sort_by_tokens(rows)
     stack = [(0, len(order))]
     while stack:
@@ -91,10 +94,10 @@ def common_prefixes(rows: Sequence[np.ndarray]) -> Iterator[SharedPrefix]:
 def shared_prefixes(
     rows: Sequence[np.ndarray], starts: Sequence[int], device: torch.device, limit: int
 ) -> list[list[SharedPrefix]]:
-    """List the common prefixes to compute once, before the rows that have them, level by level.
+    """List, level by level, the common prefixes that are worth computing before the rows.
 
-    ``starts[i]`` tokens of row i are cached. Prefixes of more than ``limit`` tokens, which cannot
-    be cached, and prefixes that save less than a pass costs are left out.
+    ``starts[i]`` tokens of row i are already cached. Two kinds of prefixes are skipped: those with
+    more than ``limit`` tokens, which can't be cached, and those that save less than a pass costs.
     """
     least = chunk_tokens(device) // _PASS_SHARE
     cached, depth = list(starts), [0] * len(rows)

@@ -1,8 +1,8 @@
-"""A radix tree that looks up keys and values of one set of weights by their tokens.
+"""A radix tree for looking up a model's cached keys and values by their tokens.
 
-A node holds the tokens that follow its parent's. Where two rows diverge, their node is split, so a
-later row finds its longest cached prefix exactly. The least recently used leaves are dropped first;
-using a node also uses its parents, so parents are never dropped before their children.
+Each node contains the tokens that follow its parent's tokens. Where two rows diverge, the node is
+split, so that later rows find exactly their longest cached prefix. Nodes are evicted in LRU order.
+Using a node also counts as using its parents, so parents are never evicted before their children.
 
 Shapes: T tokens.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 KeyValues: TypeAlias = Sequence[Tensor]
-"""Keys and values of T tokens: tensors [..., T, D] of all layers, in the order of their batch."""
+"""Keys and values of T tokens: tensors [..., T, D], in an order that depends on the batch class."""
 
 
 class _Node:
@@ -25,25 +25,25 @@ class _Node:
         self.tokens = tokens
         self.key_values = key_values
         self.parent = parent
-        self.children: dict[int, _Node] = {}  # By their first token
+        self.children: dict[int, _Node] = {}  # by first token
 
 
 class PrefixCache:
-    """Keys and values of prefixes of rows."""
+    """Caches the keys and values of row prefixes."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self.tokens = 0  # Number of cached tokens; shared tokens count once
+        self.tokens = 0  # number of cached tokens, counting shared ones once
         self._root = _Node(np.zeros(0, np.int64), (), None)
-        self._used: OrderedDict[_Node, None] = OrderedDict()  # Latest last, parents included
+        self._used: OrderedDict[_Node, None] = OrderedDict()  # in LRU order, most recent last
 
     def longest(self, tokens: np.ndarray, limit: int) -> tuple[int, list[KeyValues]]:
-        """Return how many of the first ``limit`` tokens are cached, and their keys and values."""
+        """Return how many of the first ``limit`` tokens are cached, with their keys and values."""
         path, length = self._walk(tokens[:limit])
         return length, [_cut(node.key_values, 0, matched) for node, matched in path]
 
     def put(self, tokens: np.ndarray, copy_span: Callable[[int, int], KeyValues]) -> None:
-        """Cache a row unless it is too long; ``copy_span(start, end)`` copies its new part."""
+        """Cache a row, unless it is too long. ``copy_span(start, end)`` copies the new part."""
         path, length = self._walk(tokens)
         if length == len(tokens) or len(tokens) > self.max_tokens:
             return
@@ -54,7 +54,7 @@ class PrefixCache:
         if node.children or node is self._root:
             child = node.children[int(new[0])] = _Node(new, new_key_values, node)
             self._touch(child)
-        else:  # The row extends a leaf, which stays one piece.
+        else:  # the row extends a leaf, so we append to it instead of adding a node
             node.tokens = np.concatenate([node.tokens, new])
             pairs = zip(node.key_values, new_key_values, strict=True)
             node.key_values = [torch.cat(pair, dim=-2) for pair in pairs]
@@ -63,7 +63,7 @@ class PrefixCache:
             self._drop_oldest()
 
     def _walk(self, tokens: np.ndarray) -> tuple[list[tuple[_Node, int]], int]:
-        """Return the nodes that match a prefix of ``tokens``, the matched lengths and their sum."""
+        """Return the nodes of the longest cached prefix, with matched lengths, and its length."""
         node, length, path = self._root, 0, []
         while length < len(tokens):
             child = node.children.get(int(tokens[length]))
@@ -86,9 +86,9 @@ class PrefixCache:
             node = node.parent
 
     def _split(self, node: _Node, length: int) -> _Node:
-        """Split a node in two, and return the first."""
+        """Split a node in two and return the first."""
         parent = node.parent or self._root
-        # Copies, not views, so that a dropped part frees its memory.
+        # Make copies rather than views, so that memory is freed when one part is evicted.
         head = _copy(node.key_values, 0, length)
         tail = _copy(node.key_values, length, len(node.tokens))
         first = _Node(node.tokens[:length], head, parent)
@@ -114,8 +114,8 @@ def common_length(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def sort_by_tokens(rows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
-    """Sort rows by tokens; return their indices, and each one's overlap with its predecessor."""
-    # Big-endian, so that bytes sort as tokens do.
+    """Sort rows by tokens. Return their indices, and each row's overlap with its predecessor."""
+    # Use big-endian integers, so that sorting by bytes is the same as sorting by tokens.
     order = sorted(range(len(rows)), key=lambda row: rows[row].astype(">u4").tobytes())
     return order, [0, *(common_length(rows[a], rows[b]) for a, b in pairwise(order))]
 

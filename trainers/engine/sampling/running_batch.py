@@ -1,4 +1,4 @@
-"""Holds the rows of a running batch and their tokens, and samples the next token for each row."""
+"""Keeps track of the rows in a running batch, and samples the next token for each of them."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 
 @dataclass
 class SampleRequest:
-    """A request to sample: its prompt, its parameters, and its finished samples."""
+    """A sampling request with its finished samples."""
 
     model: FrozenModel
-    tokenizer: "PreTrainedTokenizerBase"  # Decodes replies to find stops in text
+    tokenizer: "PreTrainedTokenizerBase"  # used to find stop strings in replies
     prompt: list[int]
     params: types.SamplingParams
     stops: Stops
     max_tokens: int
-    keys: list[int]  # Random stream of each sample
-    pictures: Sequence[Picture] = ()  # Of the prompt; kept while the request runs
+    keys: list[int]  # key of each sample's random stream
+    pictures: Sequence[Picture] = ()  # images in the prompt, kept alive while the request runs
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
-    finished: dict[int, types.SampledSequence] = field(default_factory=dict)  # By index
-    watch: Callable[[list[int]], None] | None = None  # Gets a sample's tokens after each new one
+    finished: dict[int, types.SampledSequence] = field(default_factory=dict)  # by index
+    watch: Callable[[list[int]], None] | None = None  # called with all tokens, after each one
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Decode some tokens of a reply."""
+        """Decode tokens from a reply."""
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(tokens), **options))
 
 
 @dataclass
 class SampleRow:
-    """One sample of a request, with its tokens so far."""
+    """One of a request's samples, with its tokens so far."""
 
     request: SampleRequest
-    index: int  # Index among the request's samples
+    index: int  # index among the request's samples
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     @property
     def context(self) -> list[int]:
-        """The prompt, and the tokens sampled so far."""
+        """The prompt and the tokens sampled so far."""
         return self.request.prompt + self.tokens
 
     @property
@@ -69,26 +69,26 @@ class RunningBatch:
     def __init__(self, model: FrozenModel) -> None:
         self.batch = model.new_batch()
         self.rows: list[SampleRow] = []
-        # Tokens are drawn in float64, which MPS lacks.
+        # Drawing tokens needs float64, which MPS doesn't support.
         on_host = self.batch.device.type == "mps"
         self._device = torch.device("cpu") if on_host else self.batch.device
         self.is_ahead = self._device.type == "cuda"
-        """Whether to ``step`` before ``read``, so that a GPU computes while the host reads tokens.
+        """Whether to ``step`` before ``read``, so that the GPU computes while the host reads.
 
-        Finished rows are then computed once too often.
+        The disadvantage is that one unnecessary token is computed for rows that have finished.
         """
-        self._logits: Tensor | None = None  # [B, V] for the next tokens, until these are drawn
-        self._tokens: Tensor | None = None  # [B] drawn tokens, until the model runs them
+        self._logits: Tensor | None = None  # [B, V] for the next tokens; None once they are drawn
+        self._tokens: Tensor | None = None  # [B] drawn tokens, until the model runs on them
         self._samples = torch.zeros(2, 0)  # [2, B] tokens and log-probabilities to read
         self._describe_rows()
 
     @property
     def is_last(self) -> bool:
-        """Whether the tokens that are drawn but unread are the last that any row may have."""
+        """Whether all rows will have reached their maximum length after the next ``read``."""
         return all(len(row.tokens) + 1 >= row.request.max_tokens for row in self.rows)
 
     def _describe_rows(self) -> None:
-        """Update the arrays that each step needs; called when rows join or leave."""
+        """Update the arrays that each step needs. Called whenever rows join or leave."""
         self._keys = np.array([row.request.keys[row.index] for row in self.rows], dtype=np.uint64)
         self._steps = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
         self._prompts = np.array([len(row.request.prompt) for row in self.rows], dtype=np.uint64)
@@ -103,7 +103,7 @@ class RunningBatch:
         )
 
     def admit(self, rows: Sequence[SampleRow]) -> None:
-        """Add new rows, or rows that were put back."""
+        """Add new rows, or resume rows that were put back in the queue."""
         for model in dict.fromkeys(row.request.model for row in rows):
             self.batch.weights = model
             waiting: dict[tuple[int, ...], list[SampleRow]] = {}
@@ -126,7 +126,7 @@ class RunningBatch:
         )
         self._logits = None
         self._steps = self._steps + np.uint64(1)
-        # One transfer, not two; float32 represents all integers up to 2**24.
+        # Stack tokens and log-probabilities to save a transfer. float32 is exact up to 2**24.
         samples = torch.stack([self._tokens.float(), logprobs])
         self._samples = samples.to("cpu", non_blocking=True)
         if self.is_ahead:
@@ -134,7 +134,7 @@ class RunningBatch:
             self._samples_ready.record(torch.cuda.current_stream(self._device))
 
     def read(self) -> list[EndedRow]:
-        """Read the sampled tokens, drop ended rows, and return those that were not cancelled."""
+        """Read the sampled tokens. Drop ended rows and return them, except the cancelled ones."""
         if self.is_ahead:
             self._samples_ready.synchronize()
         samples = self._samples.tolist()
@@ -153,9 +153,9 @@ class RunningBatch:
         return self._drop(ended) if ended else []
 
     def make_room(self) -> list[SampleRow]:
-        """Drop and return rows, shortest replies first, until the rest fit into memory.
+        """Drop and return the rows with the shortest replies until the rest fit in memory.
 
-        Call it before ``draw``, so that the dropped rows have no unread tokens.
+        Call this before ``draw``, so that the dropped rows have no unread tokens.
         """
         longest = int((self._prompts + self._steps).max()) + 1
         limit = max(1, self.rows[0].request.model.cache_tokens // longest)
@@ -167,7 +167,7 @@ class RunningBatch:
         return dropped
 
     def step(self) -> None:
-        """Run the sampled tokens through the model, in one pass."""
+        """Run the sampled tokens through the model in one pass."""
         assert self._tokens is not None
         self._logits = self.batch.step(self._tokens.to(self.batch.device)).to(self._device)
         self._tokens = None

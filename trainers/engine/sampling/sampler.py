@@ -1,14 +1,15 @@
 """Samples replies to prompts from frozen weights, and scores given tokens.
 
-A sampler checks requests; its scheduler, which other samplers of the same base may share, runs
-them. A sampled token's log-probability is at temperature 1 and untruncated, as from a fresh forward
-pass over the same tokens. The token that ends a reply is part of the reply.
+A sampler validates requests, and its scheduler, which may be shared with other samplers of the same
+base model, runs them. Log-probabilities of sampled tokens are at temperature 1 and untruncated, as
+if they were computed by a fresh forward pass over the same tokens. Replies include the stop token.
 
-Reproducibility: a sample's random stream is keyed by the sampler's seed, the prompt, the number of
-earlier requests with that prompt, and the sample's index. If the request has a ``seed``, the key is
-that seed, the prompt and the index. So the same requests give the same tokens, up to rounding,
-whatever else is in the batch. Only the last 65,536 prompts are counted. The count of any other
-prompt starts at the highest count that was dropped, so that no stream is used twice.
+Reproducibility: each sample's random stream is determined by the sampler's seed, the prompt, the
+number of earlier requests with the same prompt, and the sample's index. If the request has a
+``seed``, only that seed, the prompt and the index are used. This means that the same requests
+produce the same tokens, up to rounding, regardless of what else is in the batch. We count requests
+only for the last 65,536 prompts. For other prompts, the count starts at the highest count that was
+dropped, so that no stream is used twice.
 """
 
 from collections import OrderedDict
@@ -32,11 +33,11 @@ from evert.trainers.engine.sampling.scoring import Reader, log_probabilities
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_COUNTED_PROMPTS = 2**16  # Prompts whose requests are counted; takes 15 MB
+_COUNTED_PROMPTS = 2**16  # requests are counted for at most this many prompts (15 MB)
 
 
 class ModelSampler:
-    """Samples from one frozen model; see the module's docstring."""
+    """Samples from one frozen model; see the module docstring."""
 
     def __init__(
         self,
@@ -54,13 +55,13 @@ class ModelSampler:
         self._seed = seed
         self._context_length = context_length
         self._end_tokens = end_tokens
-        self._request_counts: OrderedDict[int, int] = OrderedDict()  # By the prompt's digest
-        self._dropped_count = 0  # Highest count of a prompt dropped from ``_request_counts``
+        self._request_counts: OrderedDict[int, int] = OrderedDict()  # prompt's digest -> count
+        self._dropped_count = 0  # the highest of the counts dropped from ``_request_counts``
         self._count_lock = Lock()
 
     @property
     def stats(self) -> SchedulerStats:
-        """Counts of the scheduler's work, also for other samplers of the same base."""
+        """Counters of the scheduler, for all samplers that share it."""
         return self.scheduler.stats
 
     def sample(
@@ -71,10 +72,10 @@ class ModelSampler:
         pictures: Sequence[Picture] = (),
         watch: Callable[[list[int]], None] | None = None,
     ) -> "Future[list[types.SampledSequence]]":
-        """Sample replies to a prompt; cancelling the future stops sampling.
+        """Sample replies to a prompt. Cancelling the future stops the sampling.
 
-        The worker thread calls ``watch`` with a sample's tokens after each new token. Copy the
-        list, because the scheduler keeps changing it.
+        If ``watch`` is set, the worker thread calls it after each new token with the sample's
+        tokens so far. Copy the list if you keep it, because the scheduler keeps appending to it.
         """
         max_tokens = self._check(prompt, num_samples, params, pictures)
         request = SampleRequest(
@@ -98,10 +99,11 @@ class ModelSampler:
         reader: Reader = log_probabilities,
         pictures: Sequence[Picture] = (),
     ) -> "Future[list[Any]]":
-        """Compute the log-probabilities of the last n tokens (None: all), given the tokens before.
+        """Compute the log-probabilities of the last n tokens (all by default).
 
-        ``reader`` may read other values from the logits; requests with the same reader are read
-        together. The future has a value per token: None for the first and for unread tokens.
+        Pass a ``reader`` to compute other values from the logits. It may receive the tokens of
+        several requests at once. The result has one value per token, which is None for the first
+        token and for tokens that were not requested.
         """
         return self.score_all(tokens, [(last_n, reader)], pictures)[0]
 
@@ -111,11 +113,12 @@ class ModelSampler:
         reads: Sequence[tuple[int | None, Reader]],
         pictures: Sequence[Picture] = (),
     ) -> "list[Future[list[Any]]]":
-        """Like ``score``, for several pairs of (last n, reader) in one pass over the tokens."""
+        """Like ``score``, but for several (last_n, reader) pairs in one pass over the tokens."""
         if not 1 <= len(tokens) <= self._context_length:
             raise SamplingRequestError(
-                f"Log-probabilities of {len(tokens)} tokens were requested; expected 1 to the "
-                f"model's context of {self._context_length}. Shorten the input."
+                f"Log-probabilities of {len(tokens)} tokens were requested; expected at least 1 "
+                f"and at most the model's context length of {self._context_length}. Shorten the "
+                "input."
             )
         self._check_ids(tokens, pictures)
         row = np.asarray(tokens, dtype=np.int64)
@@ -146,27 +149,29 @@ class ModelSampler:
         if not prompt or num_samples < 1 or max_tokens < 1:
             raise SamplingRequestError(
                 f"Got a prompt of {len(prompt)} tokens, num_samples={num_samples}, "
-                f"max_tokens={params.max_tokens}; need at least 1 prompt token, 1 sample and 1 "
-                f"new token. (The context holds {self._context_length} tokens.)"
+                f"max_tokens={params.max_tokens}; expected at least 1 prompt token, 1 sample and 1 "
+                f"new token. (The context length is {self._context_length} tokens.)"
             )
         self._check_ids(prompt, pictures)
         if max_tokens > room:
             raise SamplingRequestError(
-                f"A prompt of {len(prompt)} tokens and max_tokens={max_tokens} need "
-                f"{len(prompt) + max_tokens}; the model's context holds {self._context_length}. "
-                f"Shorten the prompt, or request at most {max(room, 0)} tokens."
+                f"A prompt of {len(prompt)} tokens with max_tokens={max_tokens} needs "
+                f"{len(prompt) + max_tokens} tokens, but the model's context length is "
+                f"{self._context_length}. Shorten the prompt, or request at most {max(room, 0)} "
+                "tokens."
             )
         return max_tokens
 
     def _check_ids(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> None:
         if pictures and tokens[-1] < 0:
             raise SamplingRequestError(
-                "The prompt ends with an image; expected text at its end. Add text after the image."
+                "The prompt ends with an image; it must end with text. Add text after the image."
             )
         if (min(tokens) < 0 and not pictures) or max(tokens) >= self._model.vocabulary:
             raise SamplingRequestError(
-                f"The prompt has token ids from {min(tokens)} to {max(tokens)}; the model knows 0 "
-                f"to {self._model.vocabulary - 1}. Encode the prompt with its tokenizer."
+                f"The prompt contains token ids from {min(tokens)} to {max(tokens)}, but the "
+                f"model's ids go from 0 to {self._model.vocabulary - 1}. Encode the prompt with "
+                "the model's tokenizer."
             )
 
     def _stream_keys(self, prompt: Sequence[int], count: int, seed: int | None) -> list[int]:

@@ -1,15 +1,17 @@
 """Serves many requests with one running batch and one worker thread.
 
-The worker scores given tokens, admits new rows (common prefixes are computed once), samples one
-token for every row, returns the rows that ended and steps the rest. A GPU steps all rows while the
-worker reads their tokens. Requests join between two steps. The worker starts with the first request
-and ends after a while without work. Samplers of several adapters of one base share a scheduler, and
-their rows share a batch.
+In each iteration, the worker scores given tokens, admits new rows (computing common prefixes once),
+samples a token for each row, returns finished rows and runs a step for the others. On a GPU, the
+worker starts the step before it reads the sampled tokens, so both run at the same time. New
+requests join between two steps. The worker is started by the first request, and exits after being
+idle for a while. Samplers for several adapters of the same base model share a scheduler, and their
+rows share a batch.
 
-Rows are admitted while there is memory for their expected length. If replies grow longer, the
-rows with the shortest replies are put back and resumed later; the sampled tokens stay the same. If
-memory still runs out, all rows of the batch are put back, and half as many run at a time. A request
-fails if one of its rows does not fit into memory even alone.
+Rows are admitted as long as there is enough memory for their expected length. If replies get
+longer than that, the rows with the shortest replies are put back in the queue and resumed later,
+which doesn't change the sampled tokens. If we still run out of memory, all rows in the batch are
+put back, and half as many may run at a time. A request fails if one of its rows doesn't fit in
+memory even by itself.
 """
 
 import itertools
@@ -34,16 +36,16 @@ from evert.trainers.engine.sampling.memory import is_out_of_memory
 from evert.trainers.engine.sampling.running_batch import RunningBatch, SampleRow
 from evert.trainers.engine.sampling.scoring import Scoring, score
 
-MAX_ROWS = 256  # Maximum number of rows decoded together; further requests wait
+MAX_ROWS = 256  # maximum number of rows decoded together; more requests have to wait
 
 CLOSED = (
     "This sampling client belongs to an embedded engine that is no longer in use. "
-    "Sample inside the engine's block."
+    "Sample inside the engine's `with` block."
 )
 
-_EXPECTED_REPLY = 1024  # Maximum number of further tokens expected of a reply
+_EXPECTED_REPLY = 1024  # reserve memory for at most this many additional tokens in a reply
 
-_sequence_numbers = itertools.count()  # Across all schedulers, so that ids differ
+_sequence_numbers = itertools.count()  # shared by all schedulers, so that ids are unique
 
 _LINGER_SECONDS = 1.0
 _GATHER_SECONDS = 0.0005
@@ -52,13 +54,13 @@ _GATHER_ROUNDS = 10
 
 @dataclass
 class SchedulerStats:
-    """Counts of a scheduler's work so far."""
+    """Counters of a scheduler's work so far."""
 
-    forward_passes: int = 0  # Forward passes of any kind
-    prompt_tokens: int = 0  # Given tokens computed, to sample or score; shared ones count once
+    forward_passes: int = 0
+    prompt_tokens: int = 0  # tokens computed for sampling or scoring; common prefixes count once
     sampled_tokens: int = 0
-    scored_tokens: int = 0  # Values read from the logits of given tokens
-    largest_batch: int = 0  # Maximum number of rows decoded together so far
+    scored_tokens: int = 0  # values read from the logits of given tokens
+    largest_batch: int = 0  # largest number of rows decoded together
 
 
 @dataclass(eq=False, kw_only=True)
@@ -66,12 +68,12 @@ class ScoreRequest(Scoring):
     """A request to score tokens."""
 
     model: FrozenModel
-    pictures: Sequence[Picture] = ()  # Of the tokens; kept while the request runs
+    pictures: Sequence[Picture] = ()  # images in ``tokens``, kept alive while the request runs
     future: "Future[list[Any]]" = field(default_factory=Future)
 
 
 class Scheduler:
-    """One running batch and its worker; see the module's docstring."""
+    """A running batch and its worker thread; see the module docstring."""
 
     def __init__(self) -> None:
         self.stats = SchedulerStats()
@@ -79,24 +81,24 @@ class Scheduler:
         self._waiting: deque[SampleRow] = deque()
         self._scores: list[ScoreRequest] = []
         self._runs: list[RunningBatch] = []
-        self._max_rows = MAX_ROWS  # Reduced after memory ran out
+        self._max_rows = MAX_ROWS  # reduced when we run out of memory
         self._worker: threading.Thread | None = None
         self._closed = False
 
     def sample(self, rows: Sequence[SampleRow]) -> None:
-        """Queue rows to be decoded; their request's future gets the samples."""
+        """Queue rows to be decoded. Each request's future receives its samples."""
         with self._lock:
             self._wake()
             self._waiting.extend(rows)
 
     def score(self, requests: Sequence[ScoreRequest]) -> None:
-        """Queue tokens to be scored, all in one pass; each request's future gets its values."""
+        """Queue tokens to be scored in one pass. Each request's future receives its values."""
         with self._lock:
             self._wake()
             self._scores.extend(requests)
 
     def close(self) -> None:
-        """Stop the worker and fail unanswered requests. Closing again does nothing."""
+        """Stop the worker and fail pending requests. Can be called more than once."""
         with self._lock:
             self._closed = True
             worker = self._worker
@@ -105,7 +107,7 @@ class Scheduler:
             worker.join()
 
     def _wake(self) -> None:
-        """Make sure that a worker runs; the lock must be held."""
+        """Start a worker if none is running. The lock must be held."""
         if self._closed:
             raise EngineClosedError(CLOSED)
         if self._worker is None:
@@ -121,10 +123,12 @@ class Scheduler:
                 except Exception as error:
                     self._fail_all(error)
         if self._closed:
-            self._fail_all(EngineClosedError("The embedded engine was closed before it answered."))
+            self._fail_all(
+                EngineClosedError("The embedded engine was closed before the request finished.")
+            )
 
     def _wait_for_work(self) -> bool:
-        """Block until there is work; return False if this worker should end."""
+        """Block until there is work. Return False if this worker should exit."""
         with self._lock:
             if not self._has_work():
                 release_threads()
@@ -140,7 +144,7 @@ class Scheduler:
         return bool(self._waiting or self._scores or self._runs)
 
     def _gather(self) -> None:
-        """Wait until a burst of requests has arrived, so that equal prompts run together."""
+        """Wait for a burst of requests to arrive, so that identical prompts run together."""
         for _ in range(_GATHER_ROUNDS):
             before = len(self._waiting) + len(self._scores)
             time.sleep(_GATHER_SECONDS)
@@ -176,7 +180,7 @@ class Scheduler:
         return True
 
     def _try_fewer(self, rows: Sequence[SampleRow], error: Exception) -> None:
-        """Requeue rows if memory ran out, to run half as many at a time; else fail them."""
+        """If memory ran out, requeue the rows, to run half at a time. Otherwise, fail them."""
         if not is_out_of_memory(error) or len(rows) == 1:
             for row in rows:
                 _fail(row.request.future, error)
@@ -226,7 +230,7 @@ class Scheduler:
             before = run.batch.passes, run.batch.computed_tokens
             run.admit(rows)
         except Exception as error:
-            if run is not None:  # its state is unknown after an error
+            if run is not None:  # the error may have left it in an inconsistent state
                 self._runs.remove(run)
             self._try_fewer([*present, *rows], error)
             return

@@ -1,7 +1,7 @@
-"""Scores given tokens: reads a value from each token's logits, without holding all logits.
+"""Scores given tokens: reads a value from each token's logits, without materializing all logits.
 
-Common prefixes of rows are computed once, and read once for all rows with the same reader. If only
-a row's last tokens are needed, the row starts from its cached prefix.
+A common prefix of several rows is computed only once. Its logits are read once per reader, not once
+per row. If only the last tokens of a row are needed, the row starts from its cached prefix.
 
 Shapes: N tokens, V vocabulary.
 """
@@ -21,13 +21,13 @@ from evert.trainers.engine.sampling.prefill import Job
 Reader: TypeAlias = Callable[[Tensor, np.ndarray, np.ndarray], Sequence[Any]]
 """(logits [N, V], tokens [N], the tokens' indices in their rows [N]) -> N values.
 
-A token's logits are those from which it would be sampled. Several calls give a reader the tokens of
-all its rows.
+A token's logits are those from which it would be sampled. A reader is called several times, until
+it has seen the tokens of all its rows.
 """
 
 
 def log_probabilities(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> list[float | None]:
-    """Return each token's log-probability; None for tokens of pictures, which are never sampled."""
+    """Return each token's log-probability, or None for image tokens, which are never sampled."""
     targets = torch.from_numpy(tokens.clip(0)).to(logits.device)
     logprobs: list[float | None] = (-F.cross_entropy(logits, targets, reduction="none")).tolist()
     for place in np.flatnonzero(tokens < 0).tolist():
@@ -40,9 +40,9 @@ class Scoring:
     """A row of tokens, and the values read from their logits."""
 
     tokens: np.ndarray  # [T] int64
-    next: int = 1  # The next token to read; nothing precedes token 0
+    next: int = 1  # index of the next token to score; token 0 has no logits, as nothing precedes it
     reader: Reader = log_probabilities
-    values: list[Any] = field(default_factory=list)  # Filled by ``score``
+    values: list[Any] = field(default_factory=list)  # filled in by ``score``
 
 
 @dataclass(eq=False)
@@ -52,14 +52,14 @@ class _PromptPart(Job):
 
 
 def score(batch: DecodeBatch, rows: Sequence[Scoring]) -> int:
-    """Fill in the values of rows, which do not join the batch; return how many were read."""
+    """Fill in the rows' values, without adding rows to the batch. Return the number of values."""
     computed = 0
     limits = [row.next - 1 for row in rows]
     for level in batch.shared_prefixes([row.tokens for row in rows], limits):
         parts = [
             _part(rows[part.rows[0]].tokens[: part.length], [rows[i] for i in part.rows])
             for part in level
-            if rows[part.rows[0]].tokens[part.length - 1] >= 0  # a prefix must not split a picture
+            if rows[part.rows[0]].tokens[part.length - 1] >= 0  # a prefix must not split an image
         ]
         computed += _compute(batch, parts)
     remaining = [_part(row.tokens, [row]) for row in rows if row.next < len(row.tokens)]

@@ -1,9 +1,11 @@
-"""Stores the common prefix of many rows of a batch once while the rows are decoded.
+"""Stores the common prefix of many rows in a batch only once while the rows are decoded.
 
-Attention of all rows over the stem is one matrix product (as in Hydragen and cascade attention).
-For many rows with a long common prompt, a step is two to four times faster than with copies.
+The attention of all rows over this stem is a single matrix product, as in Hydragen and cascade
+attention. With many rows and a long common prompt, a step is two to four times faster than with
+copies.
 
-Shapes: B rows, Hkv key heads, G queries per key head, D head size, P stem tokens, L own columns.
+Shapes: B rows, Hkv key heads, G queries per key head, D head size, P stem tokens, L columns per
+row.
 """
 
 from collections.abc import Sequence
@@ -16,9 +18,9 @@ from evert.trainers.engine.models.products import float_product
 from evert.trainers.engine.sampling.prefill import common_prefixes
 from evert.trainers.engine.sampling.prefix_cache import KeyValues
 
-_LEAST_SAVED = 2048  # A stem must save at least this many token copies
-_LEAST_LENGTH = 128  # Tokens; a shorter stem saves no time
-_ROWS = {"cpu": 32}  # Rows at a time: on a CPU, as many as have scores that fit into its cache
+_LEAST_SAVED = 2048  # minimum number of token copies that a stem must save
+_LEAST_LENGTH = 128  # minimum number of tokens; shorter stems don't save time
+_ROWS = {"cpu": 32}  # rows to process at once, so that their scores fit into the CPU cache
 
 
 class Stem:
@@ -27,18 +29,18 @@ class Stem:
     def __init__(self, tokens: np.ndarray, pieces: Sequence[KeyValues]) -> None:
         self.tokens = tokens
         self.key_values = torch.cat([piece for [piece] in pieces], dim=2)
-        """[2 layers, Hkv, P, D]: the keys of all layers, then their values."""
+        """[2 layers, Hkv, P, D], with the keys of all layers before the values."""
         self._keys, self._values = self.key_values.chunk(2)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def begins(self, row: np.ndarray) -> bool:
-        """Return whether a row begins with the stem and is longer."""
+        """Return whether a row starts with the stem and is longer than it."""
         return len(row) > len(self) and bool((row[: len(self)] == self.tokens).all())
 
     def prepend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Prepend the stem to keys and values [B, Hkv, L, D] of rows: [B, Hkv, P + L, D]."""
+        """Prepend the stem to the rows' keys and values: [B, Hkv, L, D] -> [B, Hkv, P + L, D]."""
         stem = self._keys[layer], self._values[layer]
         stem_keys, stem_values = (tensor.expand(len(keys), *tensor.shape) for tensor in stem)
         return torch.cat([stem_keys, keys], dim=2), torch.cat([stem_values, values], dim=2)
@@ -52,10 +54,11 @@ class Stem:
         bias: Tensor,
         without_stem: Tensor | None,
     ) -> Tensor:
-        """Compute attention [B, 1, Hkv G D] of a token per row to the stem and [B, Hkv, L, D].
+        """Compute attention of one token per row to the stem and the row's keys [B, Hkv, L, D].
 
-        ``bias`` [B, 1, 1, L] is 0 for tokens that a row has, else minus infinity. ``without_stem``
-        [B] is True for rows without the stem; None if all rows have it. Sums are in float32.
+        ``bias`` [B, 1, 1, L] is 0 for tokens that are part of a row, and -inf otherwise.
+        ``without_stem`` [B] is True for rows that don't start with the stem (None if all do).
+        Products are accumulated in float32. Returns a tensor [B, 1, Hkv G D].
         """
         limit = _ROWS.get(queries.device.type, len(queries))
         if len(queries) > limit:
@@ -81,7 +84,7 @@ class Stem:
 
 
 def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray | None:
-    """Return the prefix that saves the most token copies when rows join; None if none pays off."""
+    """Return the prefix that saves the most token copies, or None if a stem isn't worth it."""
     longest = max(map(len, rows))
     if longest <= _LEAST_LENGTH or sum(copies) * longest < _LEAST_SAVED:
         return None
@@ -90,7 +93,8 @@ def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray |
     saved = [length * (sum(copies[i] for i in members) - 1) for length, members in candidates]
     best = int(np.argmax(saved))
     length, members = candidates[best]
-    # A row without the stem stores all its tokens, and all cache rows have the same width.
+    # Rows that don't start with the stem store all their tokens. The longest of the stored parts
+    # determines the width of the cache.
     widest = max(len(row) - length * (i in members) for i, row in enumerate(rows))
     pays = min(length, longest - widest) >= _LEAST_LENGTH and saved[best] >= _LEAST_SAVED
     return rows[members[0]][:length] if pays else None

@@ -1,9 +1,9 @@
 """Saves, lists and repairs checkpoints.
 
-From paths to their content:
+Modules:
 
     checkpoints.py     saves and reads checkpoints by their ``tinker://`` paths
     catalog.py         lists runs and checkpoints
     encryption.py      encrypts exported weights
-    checkpoint_log.py  repairs the Cookbook's list of checkpoints
+    checkpoint_log.py  repairs the Cookbook's checkpoint list
 """

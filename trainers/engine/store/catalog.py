@@ -1,7 +1,7 @@
-"""Lists the runs and checkpoints of a store, as the SDK's types.
+"""Lists a store's runs and checkpoints, using the SDK's types.
 
-Each call reads the store's folders again, so it finds what other processes have saved. It reads
-only manifests, no weights.
+Each call reads the folders again, so it also finds what other processes have saved. Only manifests
+are read, not the weights.
 """
 
 import time
@@ -14,11 +14,11 @@ from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.store.checkpoints import KINDS, MANIFEST, CheckpointStore, parse_path
 
 _URL_SECONDS = 24 * 3600
-"""Validity that we report for a URL; a ``file://`` URL is valid while its file exists."""
+"""Validity that we report for URLs. In fact, ``file://`` URLs are valid while the file exists."""
 
 
 def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
-    """Return the run of a path, with its last checkpoints."""
+    """Return the training run that a path belongs to, including its latest checkpoints."""
     info, run_id = store.run_info(path), parse_path(path)[0]
     saved = checkpoints(store, run_id)
     last = {checkpoint.checkpoint_type: checkpoint for checkpoint in reversed(saved)}
@@ -36,7 +36,7 @@ def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:
 
 
 def checkpoints(store: CheckpointStore, run_id: str = "*") -> list[types.Checkpoint]:
-    """List the checkpoints of one run or of all runs, latest first, without damaged ones."""
+    """List the checkpoints of one or all runs, newest first, skipping damaged ones."""
     entries = []
     for kind in KINDS:
         for file in store.root.glob(f"{run_id}/{kind}/[!.]*/{MANIFEST}"):
@@ -61,7 +61,7 @@ def _checkpoint(store: CheckpointStore, path: str) -> types.Checkpoint:
 
 
 def file_urls(store: CheckpointStore, path: str) -> types.ExternalWeightsUrlsResponse:
-    """Return a ``file://`` URL for each file of a checkpoint."""
+    """Return a ``file://`` URL for each file in a checkpoint."""
     folder = store.folder(path).absolute()
     urls = {name: (folder / name).as_uri() for name in store.info(path).files}
     expires = _moment(time.time() + _URL_SECONDS)
@@ -69,7 +69,7 @@ def file_urls(store: CheckpointStore, path: str) -> types.ExternalWeightsUrlsRes
 
 
 def page_of_runs(store: CheckpointStore, offset: int, limit: int) -> types.TrainingRunsResponse:
-    """Return one page of the runs, latest first; runs that cannot be read are left out."""
+    """Return one page of the list of runs, newest first, skipping runs that can't be read."""
     runs = []
     for file in store.root.glob("*/run.json"):
         with suppress(CheckpointError):
@@ -82,14 +82,14 @@ def page_of_runs(store: CheckpointStore, offset: int, limit: int) -> types.Train
 def page_of_checkpoints(
     store: CheckpointStore, offset: int, limit: int
 ) -> types.CheckpointsListResponse:
-    """Return one page of the checkpoints of all runs."""
+    """Return one page of the list of all runs' checkpoints."""
     entries = checkpoints(store)
     cursor = types.Cursor(offset=offset, limit=limit, total_count=len(entries))
     return types.CheckpointsListResponse(checkpoints=entries[offset:][:limit], cursor=cursor)
 
 
 def checkpoints_of(store: CheckpointStore, run_id: str) -> types.CheckpointsListResponse:
-    """List the checkpoints of a run; raise ``NoCheckpointError`` if there is no such run."""
+    """List a run's checkpoints. Raise ``NoCheckpointError`` if the run doesn't exist."""
     store.run_info(f"tinker://{run_id}/weights/any")
     return types.CheckpointsListResponse(checkpoints=checkpoints(store, run_id))
 

@@ -1,4 +1,4 @@
-"""Repairs the list of checkpoints from which the Cookbook resumes."""
+"""Repairs the checkpoint list that the Cookbook uses to resume."""
 
 import shutil
 from pathlib import Path
@@ -8,11 +8,11 @@ from evert.trainers.system.files import CHECKPOINTS, keep_lines, read_jsonl
 
 
 def repair_checkpoint_log(log_path: str | Path, store: CheckpointStore) -> list[str]:
-    """Remove damaged checkpoints from the Cookbook's ``checkpoints.jsonl``; return their paths.
+    """Remove damaged checkpoints from the Cookbook's ``checkpoints.jsonl``. Return their paths.
 
-    The Cookbook resumes from the last line with a ``state_path``. After the repair, that is the
-    newest checkpoint whose files are intact in ``store``. If lines are removed, the old list is
-    kept as ``checkpoints.jsonl.damaged``.
+    The Cookbook resumes from the last line that has a ``state_path``. After the repair, this is
+    the newest checkpoint whose files are intact in ``store``. If lines are removed, the original
+    list is kept as ``checkpoints.jsonl.damaged``.
     """
     file = Path(log_path) / CHECKPOINTS
     paths = [record["state_path"] for record in read_jsonl(file) if record.get("state_path")]

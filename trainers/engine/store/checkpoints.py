@@ -1,18 +1,21 @@
 """Stores checkpoints on disk, with ``tinker://`` paths, atomic writes and checksums.
 
-A path has a run, a kind and a name, and maps to a folder under the store's root:
+A path consists of a run, a type and a name, and maps to a folder under the store's root:
 
     tinker://<run>/weights/<name>           <root>/<run>/weights/<name>/
     tinker://<run>/sampler_weights/<name>   <root>/<run>/sampler_weights/<name>/
     tinker://<run>/external_weights/<name>  <root>/<run>/external_weights/<name>/
 
-Readers also accept the folder itself, so that they can read another store's checkpoints. A folder
-holds weights in Hugging Face format (or a ``peft`` adapter), the optimizer's state if training can
-resume from it, and ``evert.json``: facts about the weights, and the size and CRC-32 of every other
-file. A checkpoint is written to a draft folder, which is moved into place when it is complete. So
-every checkpoint in place was complete once, and its checksums reveal later damage. A crash can
-leave drafts (``.draft-...``), which ``tidy`` deletes, and a checkpoint that was being replaced
-(``.old-NAME``). The next use of its path moves it back, or deletes it if the new one is complete.
+When reading, you can also pass the folder itself, for example to load a checkpoint from another
+store. The folder contains the weights in Hugging Face format (or a peft adapter), the optimizer
+state if training can be resumed from it, and ``evert.json``, with metadata about the weights and
+the size and CRC-32 of every other file.
+
+Checkpoints are written to a draft folder, which is moved into place once it is complete. They are
+therefore never incomplete, and the checksums reveal later damage. A crash may leave drafts
+(``.draft-...``), which ``tidy`` deletes, or a checkpoint that was being replaced (``.old-NAME``).
+The next time the path is used, the old checkpoint is moved back, or deleted if the new one is
+complete.
 """
 
 import json
@@ -44,18 +47,18 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MANIFEST = "evert.json"
 OPTIMIZER = "optimizer.safetensors"
 _OLD = ".old-"
-"""Prefix of a checkpoint's folder while a new one replaces it."""
+"""Prefix of a checkpoint's folder while it is being replaced."""
 _MOVING = threading.RLock()
-"""Held while checkpoints are moved, so that readers do not undo another thread's move."""
+"""Held while checkpoints are being moved, so that readers don't undo another thread's move."""
 
 _PART = r"([A-Za-z0-9_][A-Za-z0-9_.+=-]*)"
 PATH = re.compile(rf"tinker://{_PART}/({'|'.join(KINDS)})/{_PART}")
-"""Run, kind and name of a checkpoint."""
+"""Matches a checkpoint's path, with groups for its run, type and name."""
 _HOSTED = re.compile(r"tinker://[^/:]+:\w+:\d+/")
 
 
 def default_root() -> Path:
-    """Return the default root: ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints``."""
+    """Return the default root: ``$EVERT_HOME``, or else ``~/.cache/evert/checkpoints``."""
     home = os.environ.get("EVERT_HOME")
     return Path(home).expanduser() if home else Path.home() / ".cache" / "evert" / "checkpoints"
 
@@ -65,19 +68,19 @@ class CheckpointInfo:
     """The content of a checkpoint's ``evert.json``."""
 
     base_model: str
-    """Name under which the base was requested."""
+    """The base model's name as requested, or its stand-in's name."""
     lora_rank: int | None
-    """Rank of the adapter in the folder; None if the folder holds a whole model."""
+    """Rank of the adapter in the folder, or None if the folder contains a full model."""
     steps: int
-    """Number of optimizer steps before the checkpoint was saved."""
+    """Number of optimizer steps taken before the checkpoint was saved."""
     created: float
-    """Seconds since 1970."""
+    """Unix time."""
     expires: float | None = None
-    """When the checkpoint expires, in seconds since 1970; None for never. This is only recorded:
-    nothing on a local disk is deleted automatically."""
+    """Unix time when the checkpoint expires (None: never). This is only recorded; checkpoints on a
+    local disk are never deleted automatically."""
     user_metadata: dict[str, str] = field(default_factory=dict)
     files: dict[str, list[int]] = field(default_factory=dict)
-    """Maps the name of each other file to [size in bytes, CRC-32]."""
+    """Maps the names of all other files to [size in bytes, CRC-32]."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +91,18 @@ class RunInfo:
     lora_rank: int | None
     user_metadata: dict[str, str]
     created: float
-    """Seconds since 1970."""
+    """Unix time."""
 
 
 class CheckpointStore:
     """All checkpoints under one root folder."""
 
     def __init__(self, root: Path | None = None) -> None:
-        """Use ``root``, or the default root if it is None; the first write creates it."""
+        """Use ``root``, or the default root if it is None. The folder is created when needed."""
         self.root = (root or default_root()).expanduser()
 
     def new_run(self, info: RunInfo) -> str:
-        """Register a training run; return its new id."""
+        """Register a training run and return its id."""
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         run_id = f"run-{stamp}-{uuid.uuid4().hex[:8]}"
         with _writing(self.root / run_id):
@@ -108,18 +111,19 @@ class CheckpointStore:
         return run_id
 
     def run_info(self, path: str) -> RunInfo:
-        """Read the run that a path belongs to."""
+        """Read the metadata of the run that a path belongs to."""
         file = self.root / parse_path(path)[0] / "run.json"
         try:
             return RunInfo(**json.loads(file.read_text()))
         except (OSError, ValueError, TypeError) as error:
             raise NoCheckpointError(
-                f"The training run of {path} is unknown: {file} cannot be read ({error}). The "
-                f"store is {self.root}; set EVERT_HOME or pass the root where it was saved."
+                f"The training run of {path} was not found: {file} can't be read ({error}). The "
+                f"checkpoint folder is {self.root}. Set EVERT_HOME, or pass the root where the "
+                "run was saved."
             ) from error
 
     def folder(self, path: str) -> Path:
-        """Return the folder of a path; it need not exist."""
+        """Return the folder that a path refers to, whether or not it exists."""
         if (Path(path) / MANIFEST).is_file():
             return Path(path)
         return self.root.joinpath(*parse_path(path))
@@ -134,12 +138,12 @@ class CheckpointStore:
         *,
         overwrite: bool = True,
     ) -> str:
-        """Write a checkpoint and return its path; on failure, an older one of that name stays."""
+        """Write a checkpoint and return its path. If this fails, an existing one is kept."""
         path = checkpoint_path(run_id, kind, name)
         folder = self.folder(path)
         if not overwrite and self.is_intact(path):
             raise CheckpointExistsError(
-                f"The checkpoint {path} exists already. Save under another name, or pass "
+                f"Checkpoint {path} already exists. Choose a different name, or pass "
                 "overwrite=True to replace it."
             )
         draft = folder.parent / f".draft-{uuid.uuid4().hex[:8]}"
@@ -154,20 +158,20 @@ class CheckpointStore:
         return path
 
     def read(self, path: str) -> CheckpointInfo:
-        """Read a checkpoint's manifest and check every file against it."""
+        """Read a checkpoint's manifest and verify all files against it."""
         info, folder = self.info(path), self.folder(path)
         for name, (size, checksum) in info.files.items():
             _check_file(path, folder / name, size, checksum)
         return info
 
     def info(self, path: str) -> CheckpointInfo:
-        """Read only a checkpoint's manifest."""
+        """Read a checkpoint's manifest, without verifying the files."""
         folder = self.folder(path)
         _put_back(folder)
         return _read_manifest(path, folder)
 
     def expire(self, path: str, expires: float | None) -> None:
-        """Record when a checkpoint expires, in seconds since 1970; None for never."""
+        """Record the Unix time when a checkpoint expires (None: never)."""
         info, folder = self.info(path), self.folder(path)
         with _writing(folder):
             _write_json(folder / MANIFEST, {**asdict(info), "expires": expires})
@@ -185,13 +189,13 @@ class CheckpointStore:
         folder = self.folder(path)
         if not folder.is_dir():
             raise NoCheckpointError(
-                f"There is no checkpoint {path} to delete: {folder} is missing."
+                f"Checkpoint {path} can't be deleted because {folder} does not exist."
             )
         with _writing(folder):
             shutil.rmtree(folder)
 
     def tidy(self, keep: Collection[str]) -> None:
-        """Delete checkpoints that are not in ``keep``, empty runs, and what crashes left behind."""
+        """Delete checkpoints that are not in ``keep``, empty runs, and leftovers from crashes."""
         for kind in self.root.glob("*/*weights/"):
             for folder in kind.iterdir():
                 if folder.name.startswith(_OLD):
@@ -206,14 +210,14 @@ class CheckpointStore:
 
 
 def checkpoint_path(run_id: str, kind: Kind, name: str) -> str:
-    """Return a checkpoint's path; raise ``CheckpointError`` for a name that no path can have."""
+    """Return a checkpoint's path. Raise ``CheckpointError`` if the name is invalid."""
     path = f"tinker://{run_id}/{kind}/{name}"
     parse_path(path)
     return path
 
 
 def parse_path(path: str) -> tuple[str, Kind, str]:
-    """Split a ``tinker://`` path into run, kind and name."""
+    """Split a ``tinker://`` path into run, type and name."""
     match = PATH.fullmatch(path)
     if match is None:
         raise _not_a_path(path)
@@ -223,21 +227,21 @@ def parse_path(path: str) -> tuple[str, Kind, str]:
 def _not_a_path(path: str) -> CheckpointError:
     if _HOSTED.match(path):
         return NoCheckpointError(
-            f"{path!r} is a checkpoint of the hosted Tinker service, which the embedded engine "
-            "cannot reach. Use it with the service (TINKER_API_KEY, outside embedded_engine), "
+            f"{path!r} is a checkpoint on the hosted Tinker service, which the embedded engine "
+            "can't access. Use it with the service (set TINKER_API_KEY, outside embedded_engine), "
             "or download and merge it (tinker_cookbook.weights.download, build_hf_model) and "
             "pass the folder as base_model."
         )
     if path and os.path.isdir(path):
         return CheckpointError(
-            f"The folder {path!r} has no {MANIFEST}; expected a checkpoint that evert saved. "
-            "Pass a whole Hugging Face model as base_model. First merge a PEFT "
-            "adapter into its base: peft's merge_and_unload, then save_pretrained."
+            f"The folder {path!r} has no {MANIFEST}; expected a checkpoint saved by evert. "
+            "To use a full Hugging Face model, pass it as base_model. If it is a PEFT adapter, "
+            "merge it into its base model first (peft's merge_and_unload, then save_pretrained)."
         )
     return CheckpointError(
         f"{path!r} is not a checkpoint path; expected tinker://<run>/weights/<name> (or "
-        "sampler_weights, or external_weights), with letters, digits and . _ + = - in each "
-        "part, or the folder of a checkpoint. Pass the path that saving returned."
+        "sampler_weights, or external_weights), where run and name consist of letters, digits and "
+        ". _ + = -, or a checkpoint folder. Pass the path that was returned when you saved it."
     )
 
 
@@ -249,8 +253,8 @@ def _writing(folder: Path) -> Iterator[None]:
         raise
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"Could not write {folder}: {error}. Earlier checkpoints are untouched. "
-            "Free some space, or choose a writable folder."
+            f"Could not write {folder}: {error}. Earlier checkpoints are not affected. "
+            "Free some disk space, or choose a writable folder."
         ) from error
 
 
@@ -264,7 +268,7 @@ def _write_manifest(folder: Path, info: CheckpointInfo) -> None:
         fsync(folder / name)
     _write_json(folder / MANIFEST, {**asdict(info), "files": files})
     for name in files:
-        # safetensors writes files that only their owner can read, whatever the umask.
+        # safetensors ignores the umask and creates files that only their owner can read.
         shutil.copymode(folder / MANIFEST, folder / name)
 
 
@@ -276,13 +280,13 @@ def _read_manifest(path: str, folder: Path) -> CheckpointInfo:
     file = folder / MANIFEST
     if not folder.is_dir():
         raise NoCheckpointError(
-            f"There is no checkpoint {path}: {folder} is missing. Check the path, or set "
-            "EVERT_HOME (or the engine's root) to where it was saved."
+            f"Checkpoint {path} was not found: {folder} does not exist. Check the path, or set "
+            "EVERT_HOME (or the engine's root) to the folder where it was saved."
         )
     try:
         return CheckpointInfo(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise _damage_error(path, file, f"it cannot be read ({error})") from error
+        raise _damage_error(path, file, f"it can't be read ({error})") from error
 
 
 def _check_file(path: str, file: Path, size: int, checksum: int) -> None:
@@ -294,21 +298,21 @@ def _check_file(path: str, file: Path, size: int, checksum: int) -> None:
         elif _crc32(file) != checksum:
             reason = "its content does not match its checksum"
     except OSError as error:
-        raise _damage_error(path, file, f"it cannot be read ({error})") from error
+        raise _damage_error(path, file, f"it can't be read ({error})") from error
     if reason:
         raise _damage_error(path, file, reason)
 
 
 def _damage_error(path: str, file: Path, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"Checkpoint {path} is damaged: {file}: {reason}. Resume from an earlier one "
-        "(evert.trainers.engine.store.checkpoint_log.repair_checkpoint_log removes damaged ones "
-        "from a run's list)."
+        f"Checkpoint {path} is damaged: {file}: {reason}. Resume from an earlier one. To remove "
+        "damaged checkpoints from a run's list, use "
+        "evert.trainers.engine.store.checkpoint_log.repair_checkpoint_log."
     )
 
 
 def _put_in_place(draft: Path, folder: Path) -> None:
-    """Move the finished draft into place, then delete an older checkpoint of the same name."""
+    """Move the finished draft into place, then delete the checkpoint it replaces, if any."""
     old = folder.parent / f"{_OLD}{folder.name}"
     with _MOVING:
         _put_back(folder)
@@ -324,7 +328,10 @@ def _put_in_place(draft: Path, folder: Path) -> None:
 
 
 def _put_back(folder: Path) -> None:
-    """Undo a replacement interrupted between its two moves; finish one interrupted after them."""
+    """Recover after replacing a checkpoint was interrupted.
+
+    If the new checkpoint is already in place, delete the old one. Otherwise, restore the old one.
+    """
     old = folder.parent / f"{_OLD}{folder.name}"
     with _MOVING:
         if old.exists() and folder.exists():

@@ -1,12 +1,12 @@
-"""Training a model: forward, backward, optimizer step.
+"""Trains a model: forward and backward passes, and optimizer steps.
 
-From the outside in:
+Modules, from the outside in:
 
-    trainer.py     a model, its accumulated gradient and its optimizer
-    examples.py    reads training data and splits them into micro-batches
-    pass_budget.py computes how many tokens of a pass fit into memory
-    families.py    groups rows whose common prefix is computed once
-    passes.py      forward passes of the model in training
+    trainer.py     a model with its accumulated gradient and optimizer
+    examples.py    parses training data and splits it into micro-batches
+    pass_budget.py computes how many tokens fit in memory in one pass
+    families.py    groups rows with common prefixes, so that each prefix is computed once
+    passes.py      forward passes for training
     losses.py      the losses
-    provenance.py  says which tokens were sampled
+    provenance.py  keeps track of which tokens were sampled
 """

@@ -1,7 +1,7 @@
-"""Reads training requests into tensors, checks them, and splits them into micro-batches.
+"""Converts training requests to tensors, validates them, and splits them into micro-batches.
 
-A request is checked before the worker gets it, so a refused request does not affect the accumulated
-gradient or other calls.
+Requests are validated before they are passed to the worker, so an invalid request doesn't affect
+the accumulated gradient or other calls.
 
 Shapes: N tokens in a datum, K targets per token.
 """
@@ -34,11 +34,11 @@ class DatumTensors:
 
     tokens: np.ndarray  # [N] int64
     targets: Tensor  # [N] or [N, K]
-    inputs: dict[str, Tensor]  # The loss's other inputs, float32, each in the shape of the targets
-    pictures: Sequence[Picture] = ()  # The pictures in the tokens
+    inputs: dict[str, Tensor]  # other loss inputs: float32, with the same shape as the targets
+    pictures: Sequence[Picture] = ()  # images in ``tokens``
 
     def to(self, device: torch.device) -> "DatumTensors":
-        """Return the datum with its tensors on a device."""
+        """Return a copy with its tensors on the given device."""
         inputs = {key: value.to(device) for key, value in self.inputs.items()}
         return replace(self, targets=self.targets.to(device), inputs=inputs)
 
@@ -48,16 +48,16 @@ class Limits:
     """Limits on the data that a model accepts."""
 
     vocabulary: int
-    """Size of the model's vocabulary."""
+    """The model's vocabulary size."""
     context: int
-    """Maximum number of tokens of a datum."""
+    """Maximum number of tokens in a datum."""
     reader: PictureReader
-    """Reads images for the model."""
+    """Parses the model's inputs, including images."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A training request: its data on the CPU, and its loss."""
+    """A training request: the data, on the CPU, and the loss."""
 
     examples: list[DatumTensors]
     loss: Loss
@@ -67,14 +67,14 @@ class Work:
 def read_work(
     data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None, limits: Limits
 ) -> Work:
-    """Check a request and read its data into tensors.
+    """Validate a request and convert its data to tensors.
 
     Raises:
-        LossInputError: A datum or the configuration does not fit the loss or the model.
+        LossInputError: A datum or the config is not valid for the loss or the model.
     """
     loss, settings = get_loss(loss_fn), resolve_settings(loss_fn, config)
     if not data:
-        raise LossInputError("Got no data; expected at least one datum.")
+        raise LossInputError("The data is empty; expected at least one datum.")
     examples = [_read(datum, loss_fn, f"Datum {i}", limits) for i, datum in enumerate(data)]
     if loss.from_spans:
         warn_of_alpha()
@@ -82,9 +82,10 @@ def read_work(
 
 
 def read_custom(data: Sequence[types.Datum], limits: Limits) -> Work:
-    """Read data for a custom loss as data for cross-entropy with weights 0.
+    """Convert data for a custom loss, treating it as cross-entropy data with all weights 0.
 
-    Only the custom loss reads the other loss inputs. Raises the errors of ``read_work``.
+    The other loss inputs are only used by the custom loss itself. Raises the same errors as
+    ``read_work``.
     """
     plain = []
     for i, datum in enumerate(data):
@@ -92,7 +93,7 @@ def read_custom(data: Sequence[types.Datum], limits: Limits) -> Work:
         if targets is None:
             raise LossInputError(
                 f"Datum {i} for a custom loss has loss_fn_inputs {sorted(datum.loss_fn_inputs)}; "
-                "expected target_tokens among them."
+                "they must include target_tokens."
             )
         weights = types.TensorData.from_torch(torch.zeros(targets.to_torch().shape))
         inputs = {"target_tokens": targets, "weights": weights}
@@ -109,8 +110,8 @@ def _read(datum: types.Datum, loss_fn: str, where: str, limits: Limits) -> Datum
     tokens = np.asarray(row.ids, dtype=np.int64)
     if not 1 <= len(tokens) <= limits.context:
         raise LossInputError(
-            f"{where} has {len(tokens)} input tokens; expected 1 to the model's context of "
-            f"{limits.context}. Shorten it."
+            f"{where} has {len(tokens)} input tokens; expected at least 1 and at most the model's "
+            f"context length of {limits.context}. Shorten it."
         )
     text = tokens[tokens >= 0] if row.pictures else tokens
     _check_ids(text, f"{where}: model_input", limits)
@@ -140,8 +141,9 @@ def _check_ids(ids: np.ndarray, what: str, limits: Limits) -> None:
     if ids.size and not 0 <= ids.min() <= ids.max() < limits.vocabulary:
         wrong = ids[(ids < 0) | (ids >= limits.vocabulary)]
         raise LossInputError(
-            f"{what} has token id {wrong[0]}; the model knows 0 to {limits.vocabulary - 1}. "
-            "Use the model's own tokenizer; to skip a target, set its weight (or advantage) to 0."
+            f"{what} contains token id {wrong[0]}, but the model's ids go from 0 to "
+            f"{limits.vocabulary - 1}. Use the model's own tokenizer. To skip a target, set its "
+            "weight (or advantage) to 0."
         )
 
 
@@ -156,12 +158,13 @@ def _check_finite(inputs: Mapping[str, Tensor], where: str) -> None:
 
 
 def micro_batches(examples: Sequence[DatumTensors], budget: int, *, folds: bool) -> list[list[int]]:
-    """Split examples into micro-batches of one kind each; return the indices in each.
+    """Split examples into micro-batches. Return the indices in each micro-batch.
 
-    ``budget``: maximum tokens of a micro-batch, padding included; a longer example gets its own.
-    ``folds``: group examples by common prefixes instead of by length.
+    ``budget`` is the maximum number of tokens in a micro-batch, including padding. Longer examples
+    get a micro-batch of their own. If ``folds`` is True, group examples by common prefixes instead
+    of by length.
     """
-    # Examples of one kind have the same K and the same inputs; kinds cannot share a batch.
+    # Only examples with the same K and the same inputs can be in the same batch.
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, example in enumerate(examples):
         kind = (*example.targets.shape[1:], *sorted(example.inputs))
@@ -175,7 +178,10 @@ def micro_batches(examples: Sequence[DatumTensors], budget: int, *, folds: bool)
 
 
 def length_sorted(rows: Sequence[np.ndarray], budget: int) -> Iterable[list[int]]:
-    """Group rows by length, longest first, to ``budget`` padded tokens; a longer row is alone."""
+    """Group rows by length, longest first, into groups of at most ``budget`` padded tokens.
+
+    Rows that are longer than that get a group of their own.
+    """
     group: list[int] = []
     for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):
         if group and (len(group) + 1) * len(rows[group[0]]) > budget:

@@ -1,8 +1,8 @@
-"""Groups rows by common prefixes, which training computes once.
+"""Groups rows by common prefixes, so that training computes each prefix only once.
 
-A ``Family`` is a group of rows that run together: first the ``stem``, their common prefix, then the
-``tail`` of each row, which attends to the stem and to itself. Equal tails run once. Up to rounding,
-the gradient equals that of separate rows (Prefix Grouper, arXiv:2506.05433).
+A ``Family`` is a group of rows that run together: first their common prefix, the ``stem``, and then
+the ``tail`` of each row, which attends to the stem and itself. Identical tails are computed once.
+Up to rounding, the gradient is the same as with separate rows (Prefix Grouper, arXiv:2506.05433).
 
 Shapes: N tokens in all rows.
 """
@@ -14,19 +14,19 @@ import numpy as np
 
 from evert.trainers.engine.sampling.prefix_cache import sort_by_tokens
 
-_MAX_FAMILY = 32  # Maximum rows of a family: larger ones save little, and the search is quadratic
-_PASS_TOKENS = 16  # Tokens that a family must save to pay for its second pass
-_COPY_SHARE = 16  # Copying a token's keys and values costs 1/16 of computing them
+_MAX_FAMILY = 32  # larger families would save little, and the search is quadratic
+_PASS_TOKENS = 16  # number of tokens that a family must save to be worth a second pass
+_COPY_SHARE = 16  # copying a token's keys and values costs 1/16 as much as computing them
 
 
 @dataclass(frozen=True)
 class Family:
     """Rows that go through the model together."""
 
-    rows: list[int]  # Their indices
-    stem: int  # Length of the common prefix; the whole length for one row or equal rows
-    tail: int  # Length of the longest tail
-    tails: int  # Number of different tails; 0 if no row is longer than the stem
+    rows: list[int]  # row indices
+    stem: int  # length of the common prefix (the full length for a single row or identical rows)
+    tail: int  # length of the longest tail
+    tails: int  # number of distinct tails; 0 if no row is longer than the stem
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Folded:
 
     stems: list[np.ndarray]
     tails: list[np.ndarray]
-    owners: list[int]  # For each tail, the index of its stem
-    places: np.ndarray  # [N] index of each row's tokens in all stems, then all tails
+    owners: list[int]  # index of each tail's stem
+    places: np.ndarray  # [N] index of each row's tokens in the concatenated stems and tails
 
 
 def families(rows: Sequence[np.ndarray]) -> list[Family]:
-    """Group rows into families so that as few tokens as possible are computed."""
+    """Group rows into families, minimizing the number of tokens to compute."""
     order, overlaps = sort_by_tokens(rows)
     saved, begins = [0], [0]
     for end in range(1, len(order) + 1):
@@ -64,12 +64,12 @@ def families(rows: Sequence[np.ndarray]) -> list[Family]:
 
 
 def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
-    """Split rows into parts of at most ``budget`` padded tokens; a longer row is its own part."""
+    """Split rows into parts of at most ``budget`` padded tokens. A longer row is its own part."""
     fitting = [part for family in families(rows) for part in _split_family(rows, family, budget)]
     total = sum(_size([family]) for family in fitting)
     limit = budget
     if total > budget // 2:
-        # An even number of parts, so that two cores get equal work.
+        # Use an even number of parts, so that two cores get the same amount of work.
         parts = 2 * -(-total // (2 * budget))
         limit = min(budget, total // parts + max(_size([family]) for family in fitting) // 2)
     bins: list[list[Family]] = []
@@ -125,7 +125,7 @@ def _split_family(rows: Sequence[np.ndarray], family: Family, budget: int) -> It
 
 
 def _size(part: Sequence[Family]) -> int:
-    """Return the cost of a part in tokens, padding included."""
+    """Return the cost of a part in tokens, including padding."""
     stem, tail = max(f.stem for f in part), max(f.tail for f in part)
     tails = sum(f.tails for f in part)
     return len(part) * stem + tails * tail + tails * (stem + tail) // _COPY_SHARE

@@ -1,31 +1,32 @@
-"""The losses of Tinker's ``forward_backward``, as pure functions of per-token tensors.
+"""The losses supported by Tinker's ``forward_backward``, as pure functions of per-token tensors.
 
-Every loss takes the learner's log-probabilities of the target tokens and the datum's other
-tensors, all of the same shape, and returns one scalar: the **sum** over tokens (never a mean).
-With ``p`` the learner, ``q`` the sampler, ``A`` the advantage and ``r = p / q`` token by token:
+Each loss takes the learner's log-probabilities of the target tokens and the datum's other tensors,
+all of the same shape, and returns a scalar: the **sum** over tokens (never the mean). Let ``p`` be
+the learner's probability of a token, ``q`` the sampler's, ``A`` the advantage and ``r = p / q``:
 
     cross_entropy         -sum(w log p)
     importance_sampling   -sum(r A)
     ppo                   -sum(min(r A, clip(r, low, high) A))          low 0.8, high 1.2
     cispo                 -sum(stop_gradient(clip(r, low, high)) A log p)   low 0.8, high 1.2
     dro                   -sum(A log p - beta / 2 (log p - log q)^2)    beta 0.05
-                          without the second term where A and log q are both 0, as for prompt
-                          tokens in data from the Cookbook's loop
-    gspo                  as ppo, with one ratio for all tokens of a datum: the geometric mean of r
-                          where ``sequence_ratio_mask`` is not 0; each token keeps the gradient of
-                          its own log p (GSPO-token, arXiv:2507.18071). Without that mask (the
-                          Cookbook's loop sends none): where A or log q is not 0
+                          The second term is omitted where A and log q are both 0, as is the case
+                          for prompt tokens in data from the Cookbook's training loop.
+    gspo                  Like ppo, but all tokens of a datum share one ratio, the geometric mean
+                          of r where ``sequence_ratio_mask`` is not 0. The gradient still goes
+                          through each token's own log p (GSPO-token, arXiv:2507.18071). Without
+                          the mask, which the Cookbook's loop doesn't send, the mean is taken
+                          where A or log q is not 0.
     stable_reinforce      -sum(A log p - kl_coeff / 2 (log p - log q)^2) over sampled tokens
                           kl_coeff 0
 
-The service's formula for stable_reinforce is not public; ours is REINFORCE. On-policy, all variants
-of REINFORCE have the same gradient. Off-policy they may differ, and the engine warns once.
+The service's formula for stable_reinforce is not public, so we use REINFORCE. On-policy, all
+variants of REINFORCE have the same gradient. Off-policy, they may differ, so we log a warning once.
 
-Settings come from ``loss_fn_config``. The thresholds low and high are bounds on the ratio itself,
-named ``clip_low_threshold`` and ``clip_high_threshold``; loss inputs of the same names set them
-per token. Order here: names, look-up, the check of a datum's inputs, the losses, their table.
+Settings are passed in ``loss_fn_config``. The thresholds low and high are called
+``clip_low_threshold`` and ``clip_high_threshold``, and are bounds on the ratio itself. They can
+also be set per token, with loss inputs of the same names.
 
-The settings of runs import the names, so only functions import torch and tinker.
+The run settings import the names from here, so torch and tinker are only imported inside functions.
 """
 
 import logging
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LossFn = Literal["importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"]
-"""Losses of advantages."""
+"""Losses that use advantages."""
 
 LossName = Literal["cross_entropy"] | LossFn
 Inputs: TypeAlias = Mapping[str, "Tensor"]
@@ -51,16 +52,16 @@ Settings = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss: its formula, its required and optional inputs, and its settings."""
+    """A loss: its formula, inputs and settings."""
 
     formula: Callable[["Tensor", Inputs, Settings], "Tensor"]  # (logprobs, inputs, settings)
-    required: tuple[str, ...]  # Loss inputs that a datum needs besides ``target_tokens``
-    settings: Mapping[str, float]  # Keys allowed in ``loss_fn_config``, with their defaults
-    by_datum: bool = False  # Whether the formula applies to each datum separately
-    from_spans: bool = False  # Whether it reads ``sampled`` (0 or 1, from provenance)
+    required: tuple[str, ...]  # loss inputs that a datum needs in addition to ``target_tokens``
+    settings: Mapping[str, float]  # keys allowed in ``loss_fn_config``, with their defaults
+    by_datum: bool = False  # whether the formula is applied to each datum separately
+    from_spans: bool = False  # whether it uses ``sampled`` (0 or 1, from the provenance)
 
     def total(self, logprobs: "Tensor", data: Sequence[Inputs], settings: Settings) -> "Tensor":
-        """Sum the loss of several data; ``logprobs`` is for all targets, datum after datum."""
+        """Compute the total loss. ``logprobs`` are the log-probabilities of all data, in order."""
         import torch
 
         if self.by_datum:
@@ -73,7 +74,7 @@ class Loss:
 
     @property
     def optional(self) -> tuple[str, ...]:
-        """Optional inputs: settings per token, gspo's mask, and ``weights``, which is ignored."""
+        """Optional inputs: per-token settings, gspo's mask, and ``weights``, which is ignored."""
         mask = ("sequence_ratio_mask",) if self.by_datum else ()
         return ("weights", *mask, *(key for key in self.settings if key.startswith("clip_")))
 
@@ -85,37 +86,37 @@ def _input_error(message: str) -> "LossInputError":
 
 
 def get_loss(name: str) -> Loss:
-    """Look up a loss by Tinker's name for it."""
+    """Look up a loss by its name in Tinker."""
     loss = LOSSES.get(cast(LossName, name))
     if loss is None:
         raise _input_error(
-            f"The embedded engine has no loss {name!r}; it has {', '.join(LOSSES)}. "
-            "Use one of them (an asynchronous run's is async_config.loss_fn), or "
-            "forward_backward_custom with a function of your own."
+            f"Unknown loss {name!r}; the embedded engine supports {', '.join(LOSSES)}. "
+            "Use one of them (for asynchronous runs, set async_config.loss_fn), or pass a "
+            "custom loss function to forward_backward_custom."
         )
     return loss
 
 
 def resolve_settings(name: str, config: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return the loss's default settings, overridden by ``loss_fn_config``."""
+    """Return the loss's settings: its defaults, updated with ``loss_fn_config``."""
     defaults = get_loss(name).settings
     settings = dict(defaults)
     for key, value in (config or {}).items():
         if key not in defaults:
             raise _input_error(
-                f"loss_fn_config of {name!r} has the key {key!r}; "
-                f"expected only {sorted(defaults) or 'no keys at all'}. Remove it."
+                f"loss_fn_config for {name!r} contains the key {key!r}; "
+                f"expected only {sorted(defaults) or 'no keys'}. Remove it."
             )
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _input_error(
-                f"loss_fn_config[{key!r}] of {name!r} is {value!r}; expected a number."
+                f"loss_fn_config[{key!r}] for {name!r} is {value!r}; expected a number."
             )
         settings[key] = float(value)
     return settings
 
 
 def check_inputs(name: str, keys: Mapping[str, Any], where: str) -> None:
-    """Check that a datum has the loss's inputs and no unknown ones; errors call it ``where``."""
+    """Raise an error if a datum's loss inputs are missing or unknown. ``where`` names the datum."""
     loss = get_loss(name)
     required = {"target_tokens", *loss.required}
     missing = sorted(required - set(keys))
@@ -134,12 +135,12 @@ def cross_entropy(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Te
 
 
 def importance_sampling(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
-    """Policy gradient with the exact likelihood ratio, unclipped."""
+    """Policy gradient with the unclipped likelihood ratio."""
     return -(_ratio(logprobs, inputs) * inputs["advantages"]).sum()
 
 
 def ppo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
-    """PPO's pessimistic minimum of the clipped and the unclipped objective."""
+    """PPO: the minimum of the clipped and unclipped objectives."""
     return _pessimistic(_ratio(logprobs, inputs), inputs, settings)
 
 
@@ -150,13 +151,13 @@ def cispo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
 
 
 def dro(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
-    """Direct reward optimisation: the advantage, with a quadratic penalty on log p - log q."""
+    """Direct reward optimisation, with a quadratic penalty on log p - log q."""
     distance = (logprobs - inputs["logprobs"]) ** 2 * _is_sampled(inputs)
     return -(logprobs * inputs["advantages"] - 0.5 * settings["beta"] * distance).sum()
 
 
 def gspo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
-    """PPO's objective with one ratio per datum: the geometric mean over its sampled tokens."""
+    """PPO with one ratio per datum, the geometric mean over its sampled tokens."""
     mask = inputs.get("sequence_ratio_mask")
     counted = _is_sampled(inputs) if mask is None else mask != 0
     distances = (logprobs.detach() - inputs["logprobs"])[counted]
@@ -165,7 +166,7 @@ def gspo(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
 
 
 def stable_reinforce(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> "Tensor":
-    """REINFORCE on sampled tokens, with ``kl_coeff`` times a quadratic penalty on log p - log q."""
+    """REINFORCE on sampled tokens, with a quadratic penalty on log p - log q (``kl_coeff``)."""
     distance = (logprobs - inputs["logprobs"]) ** 2
     gain = logprobs * inputs["advantages"] - 0.5 * settings["kl_coeff"] * distance
     return -(gain * inputs["sampled"]).sum()
@@ -173,15 +174,18 @@ def stable_reinforce(logprobs: "Tensor", inputs: Inputs, settings: Settings) -> 
 
 @cache
 def warn_of_alpha() -> None:
-    """Warn once that ``stable_reinforce`` may differ from the service's loss."""
+    """Warn once that ``stable_reinforce`` may differ from the hosted service's loss."""
     logger.warning(
-        "stable_reinforce is in alpha, and the service's formula is not public: the embedded "
-        "engine computes REINFORCE on the sampled tokens. On-policy their gradients agree."
+        "stable_reinforce is in alpha, and the service's formula is not public. The embedded "
+        "engine uses REINFORCE on the sampled tokens, which has the same gradient on-policy."
     )
 
 
 def _is_sampled(inputs: Inputs) -> "Tensor":
-    """Return which tokens were sampled; for others, the Cookbook's loop sends 0 in both inputs."""
+    """Return which tokens were sampled.
+
+    The Cookbook's loop sets the advantages and log-probabilities of all other tokens to 0.
+    """
     return (inputs["advantages"] != 0) | (inputs["logprobs"] != 0)
 
 

@@ -1,7 +1,7 @@
-"""Computes how many tokens of a training pass fit into memory.
+"""Computes how many tokens fit into memory in one training pass.
 
-If a pass would not fit, each layer keeps only its input and is recomputed in the backward pass, and
-the batch is split into micro-batches. The gradient is the same sum either way.
+If a pass wouldn't fit, each layer keeps only its input and is recomputed in the backward pass, and
+the batch is split into micro-batches. The gradient is a sum, so splitting doesn't change it.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from evert.trainers.engine.models.logits import SLICE_BYTES
 from evert.trainers.engine.sampling.memory import free_bytes
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 
-_SHARE = 2  # A training pass may use the free memory divided by this
-_ENOUGH_TOKENS = 2048  # A pass of this size is faster than a larger one with checkpointing
-_LEAST_TOKENS = 256  # Smaller micro-batches would be slow
+_SHARE = 2  # a training pass may use half of the free memory
+_ENOUGH_TOKENS = 2048  # if a pass of this size fits, checkpointing would be slower
+_LEAST_TOKENS = 256  # smaller micro-batches would be slow
 
 
 @dataclass(frozen=True)
 class PassBudget:
     """How a batch is split for training."""
 
-    tokens: int  # Maximum tokens of a micro-batch, padding included; a longer row is alone
-    checkpointing: bool  # Whether the backward pass recomputes the layers
-    parallel: int = 1  # Maximum number of micro-batches that run in parallel
+    tokens: int  # maximum tokens per micro-batch, including padding (unless a row is longer)
+    checkpointing: bool  # whether the backward pass recomputes the layers
+    parallel: int = 1  # maximum number of micro-batches that run in parallel
 
     def smaller(self, lengths: Sequence[int]) -> "PassBudget | None":
-        """Return the next smaller budget for rows of these lengths; None if there is none."""
+        """Return the next smaller budget for rows of these lengths, or None if impossible."""
         if self.parallel > 1:
             return replace(self, parallel=1)
         if not self.checkpointing:
@@ -42,20 +42,23 @@ class PassBudget:
 
 
 def activation_bytes(config: Any, dtype: torch.dtype, *, checkpointing: bool) -> int:
-    """Estimate the bytes per token of a training pass, without logits; usually too high."""
+    """Estimate how many bytes a training pass needs per token, excluding logits.
+
+    This is usually an overestimate.
+    """
     config = config.get_text_config()
     hidden, layers = config.hidden_size, config.num_hidden_layers
     intermediate = getattr(config, "intermediate_size", None) or 4 * hidden
     heads, key_heads, size = attention_sizes(config)
     rotated, itemsize = (heads + key_heads) * size, dtype.itemsize
-    # Norms and rotations are computed in float32, whatever the type of the weights.
+    # Norms and rotations are computed in float32 regardless of the weights' dtype.
     layer = itemsize * (4 * hidden + 5 * intermediate + 2 * rotated) + 8 * hidden + 13 * rotated
-    # A recomputed layer and its gradient take three times its bytes, as measured.
+    # In measurements, recomputing a layer and its gradients took three times the layer's memory.
     return int(layers * itemsize * hidden + 3 * layer if checkpointing else layers * layer)
 
 
 def logits_bytes(config: Any, device: torch.device) -> int:
-    """Return the bytes of a training pass's logits, and of what their backward pass keeps."""
+    """Return the size of a training pass's logits, including what their backward pass needs."""
     chunk_bytes = 4 * chunk_tokens(device) * int(config.get_text_config().vocab_size)
     return 4 * min(SLICE_BYTES, chunk_bytes)
 
@@ -70,10 +73,11 @@ def pass_budget(
     checkpointing: bool | None,
     gradient_bytes: int = 0,
 ) -> PassBudget:
-    """Split a batch of rows of these lengths so that a pass fits into ``free`` bytes.
+    """Decide how to split rows of these lengths so that a pass fits into ``free`` bytes.
 
-    ``free`` None: the memory that is free now. ``checkpointing`` None: only if the pass would not
-    fit otherwise. ``gradient_bytes``: size of the gradient of each parallel pass.
+    ``free`` defaults to the memory that is currently free. If ``checkpointing`` is None, layers
+    are recomputed only if the pass wouldn't fit otherwise. ``gradient_bytes`` is the size of the
+    gradient that each parallel pass computes.
     """
     chunk = chunk_tokens(device)
     logits = logits_bytes(config, device)
@@ -83,7 +87,7 @@ def pass_budget(
         checkpointing = largest * activation_bytes(config, dtype, checkpointing=False) > room
     token_bytes = activation_bytes(config, dtype, checkpointing=checkpointing)
     tokens = min(chunk, max(_LEAST_TOKENS, room // token_bytes))
-    # One more than run in parallel: a finished pass whose gradient waits to be added.
+    # Leave room for one more pass, which has finished but whose gradient isn't accumulated yet.
     pass_bytes = max(tokens, *lengths) * token_bytes + logits + gradient_bytes
     fits = (lanes(device) + 1) * pass_bytes <= room
     return PassBudget(tokens, checkpointing, lanes(device) if fits else 1)

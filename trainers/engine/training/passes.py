@@ -1,8 +1,9 @@
-"""Computes forward passes in training: from rows of tokens to log-probabilities of targets.
+"""Forward passes for training: computes the log-probabilities of targets from rows of tokens.
 
-A Llama-like model uses its sampler's forward pass, and computes common prefixes once. Any other
-model uses transformers' forward pass. Large logits are computed in slices; for other models only
-if the output layer alone computes the logits, which is checked once on a few tokens.
+Llama-like models use the same forward pass as the sampler, and compute common prefixes once. All
+other models use transformers' forward pass. Large logits are computed in slices. For the other
+models, this is possible only if the logits are the plain output of the output layer, which we check
+once on a few tokens.
 """
 
 from collections.abc import Sequence
@@ -23,38 +24,38 @@ from evert.trainers.engine.training.families import Folded, fold
 
 
 class Passes:
-    """The forward passes of one model in training."""
+    """Runs a model's forward passes in training."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self._vision = vision_inputs(model)
-        self.folds = can_be_lean(model)  # Whether common prefixes are computed once
+        self.folds = can_be_lean(model)  # whether common prefixes are computed once
         self._checkpointing = False
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(self.model.parameters()).device  # type: ignore[no-any-return]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the weights; an adapter's may differ."""
+        """Data type of the weights. An adapter may have a different type."""
         return self.model.get_input_embeddings().weight.dtype  # type: ignore[no-any-return]
 
     @property
     def vocabulary(self) -> int:
-        """Size of the model's vocabulary."""
+        """The model's vocabulary size."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def set_checkpointing(self, enabled: bool) -> None:
-        """Set whether later backward passes recompute each layer."""
+        """Set whether backward passes recompute each layer from now on."""
         base: Any = base_of(self.model)
         if enabled == self._checkpointing or not base.supports_gradient_checkpointing:
             return
         self._checkpointing = enabled
         if self.folds:
             return
-        name = "activation_checkpointing"  # older versions have only the other name
+        name = "activation_checkpointing"  # not available in older transformers versions
         if not hasattr(base, f"{name}_enable"):
             name = "gradient_checkpointing"
         if enabled:
@@ -63,17 +64,18 @@ class Passes:
         else:
             getattr(base, f"{name}_disable")()
         for module in base.modules():
-            # Layers checkpoint only in training mode; their submodules must not use dropout.
+            # Layers only checkpoint in training mode. Their submodules stay in eval mode, so that
+            # they don't use dropout.
             if hasattr(module, "gradient_checkpointing"):
                 module.training = enabled
 
     def logprobs(self, rows: Sequence[np.ndarray], targets: Tensor) -> Tensor:
-        """Return float32 log-probabilities of [N] or [N, K] targets, row by row. Thread-safe."""
+        """Return float32 log-probabilities for [N] or [N, K] targets, row by row. Thread-safe."""
         if self.folds:
             return self._folded_logprobs(rows, targets)
         tokens = pad(rows, self.device)
         token_mask = _token_mask(rows, self.device)
-        # Right padding needs no mask: a causal model's earlier tokens never see it.
+        # With right padding we don't need a mask, because causal models never attend to it.
         inputs = self._model_inputs(rows, tokens)
         if self._plain_decoder is None:
             logits = self.model(**inputs, use_cache=False).logits
@@ -82,7 +84,7 @@ class Passes:
         return target_logprobs(hidden[token_mask], self._head, targets, self.vocabulary)
 
     def _model_inputs(self, rows: Sequence[np.ndarray], tokens: Tensor) -> dict[str, Tensor]:
-        """Return the inputs of transformers' forward pass: [B, T] ids, and images."""
+        """Return the inputs for transformers' forward pass: [B, T] ids and images."""
         if self._vision is None:
             return {"input_ids": tokens}
         places = np.zeros((3, *tokens.shape), np.int64)
@@ -101,13 +103,14 @@ class Passes:
         places = torch.from_numpy(folded.places).to(self.device)
         if targets.ndim > 1 or len(hidden) == len(places):
             return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)
-        # A shared token has the same target in all rows, except where tails begin; compute it once.
+        # Shared tokens have the same target in all rows, except where tails start. Compute each
+        # (token, target) pair only once.
         pairs, inverse = torch.unique(places * self.vocabulary + targets, return_inverse=True)
         places, targets = pairs // self.vocabulary, pairs % self.vocabulary
         return target_logprobs(hidden[places], lean.logits, targets, self.vocabulary)[inverse]
 
     def _folded_hidden(self, lean: LeanModel, folded: Folded) -> Tensor:
-        """Return the hidden states [n, H] of the stems' tokens, then of the tails'."""
+        """Return the hidden states [n, H] of all stem tokens, followed by all tail tokens."""
         tokens = pad(folded.stems, self.device)
         positions = torch.arange(tokens.shape[1], device=self.device).expand_as(tokens)
         lean.reserve(max(map(len, folded.stems)) + max(map(len, folded.tails), default=0))
@@ -135,20 +138,20 @@ class Passes:
 
     @cached_property
     def _plain_decoder(self) -> Any:
-        """The layers below the output layer; None if the model changes that layer's logits."""
+        """The model without its output layer, or None if the model modifies the layer's logits."""
         base: Any = base_of(self.model)
         decoder = base.model if self._vision is not None else base.get_decoder()
         return decoder if _is_plain(self.model, decoder) else None
 
 
 def _token_mask(rows: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """Return a mask [B, T]: True for tokens of the rows, False for padding."""
+    """Return a mask [B, T] that is True for tokens and False for padding."""
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return torch.arange(int(lengths.max()), device=device) < lengths[:, None]
 
 
 def _caching_attention(stem_cache: dict[int, tuple[Tensor, Tensor]]) -> Attend:
-    """Return causal attention within each row; it puts keys and values into ``stem_cache``."""
+    """Return a causal attention function that also stores keys and values in ``stem_cache``."""
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         key_values = keys.transpose(1, 2), values.transpose(1, 2)
@@ -165,9 +168,9 @@ def _tail_attention(
     starts: Tensor,
     count: int,
 ) -> Attend:
-    """Return attention of ``count`` tokens per row to the row's stem and to its tail so far.
+    """Return an attention function for tails of ``count`` tokens, which also attend to their stem.
 
-    ``owners`` [B] is the index of a row's stem, ``starts`` [B] the stem's length.
+    ``owners`` [B] contains the index of each row's stem, and ``starts`` [B] the stem's length.
     """
     length, device = stem_cache[0][0].shape[2], owners.device
     on_stem = torch.arange(length, device=device) < starts[:, None]
@@ -185,7 +188,7 @@ def _tail_attention(
 
 
 def _is_plain(model: Any, decoder: Any) -> bool:
-    """Return whether the output layer alone turns hidden states into the logits, bitwise."""
+    """Return whether the logits are exactly the output layer applied to the hidden states."""
     head = model.get_output_embeddings()
     if head is None or decoder is base_of(model):
         return False

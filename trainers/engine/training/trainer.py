@@ -1,8 +1,9 @@
-"""Trains one model: forward, backward, optimizer step, saving and loading.
+"""Trains a model: forward and backward passes, optimizer steps, saving and loading.
 
-Calls run in order on the training client's worker thread; the passes of one call may run in
-parallel. Data are split into micro-batches that fit into memory, and into smaller ones if memory
-runs out. Every loss is a sum over tokens, so the gradients add up to that of the whole batch.
+Calls run in order on the training client's worker thread, but the passes within a call may run in
+parallel. Data is split into micro-batches that fit into memory, and into smaller ones if we run out
+of memory. Since each loss is a sum over tokens, adding up the gradients of the micro-batches gives
+the gradient of the whole batch.
 """
 
 import logging
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """A model, its accumulated gradient and its optimizer."""
+    """A model with its accumulated gradient and optimizer."""
 
     def __init__(
         self,
@@ -55,10 +56,10 @@ class Trainer:
         reader: PictureReader | None = None,
         check_needed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Train the parameters that require a gradient.
+        """Create a trainer for all parameters that require gradients.
 
-        ``checkpointing`` None: use it only if a pass would not fit otherwise. ``check_needed`` is
-        called before each micro-batch; if it raises, the pass ends.
+        If ``checkpointing`` is None, layers are recomputed only if a pass wouldn't fit otherwise.
+        ``check_needed`` is called before each micro-batch and can raise to stop the pass.
         """
         self.model = model
         self.tokenizer = tokenizer
@@ -74,11 +75,11 @@ class Trainer:
     def read(
         self, data: Sequence[types.Datum], loss_fn: str, config: Mapping[str, Any] | None = None
     ) -> Work:
-        """Read a training request; see ``read_work``. Thread-safe."""
+        """Parse a training request; see ``read_work``. Thread-safe."""
         return read_work(data, loss_fn, config, self._limits)
 
     def read_custom(self, data: Sequence[types.Datum]) -> Work:
-        """Read a request with a custom loss; see ``examples.py``. Thread-safe."""
+        """Parse a request with a custom loss; see ``examples.py``. Thread-safe."""
         return read_custom(data, self._limits)
 
     def forward(self, work: Work) -> types.ForwardBackwardOutput:
@@ -86,9 +87,9 @@ class Trainer:
         return self._run(work, backward=False)
 
     def forward_backward(self, work: Work) -> types.ForwardBackwardOutput:
-        """Like ``forward``, and add the gradient of the summed loss to the accumulated gradient.
+        """Like ``forward``, but also accumulate the gradient of the summed loss.
 
-        An error drops the accumulated gradient and makes the next optimizer step fail.
+        If this fails, the accumulated gradient is discarded and the next optimizer step will fail.
         """
         with self._all_or_nothing():
             return self._run(work, backward=True)
@@ -96,9 +97,9 @@ class Trainer:
     def forward_backward_custom(
         self, work: Work, data: Sequence[types.Datum], loss_fn: CustomLoss
     ) -> types.ForwardBackwardOutput:
-        """Like ``forward_backward``, with a custom loss computed from the log-probabilities.
+        """Like ``forward_backward``, but with a custom loss computed from the log-probabilities.
 
-        ``work`` is the result of ``read_custom(data)``.
+        ``work`` must be the result of ``read_custom(data)``.
         """
         with self._all_or_nothing():
             first = self._run(work, backward=False)
@@ -109,7 +110,7 @@ class Trainer:
             loss, metrics = loss_fn(list(data), logprobs)
             _check_custom(loss)
             loss.backward()
-            # Cross-entropy is -sum(w log p), so w = -dC/dlogp carries C's gradient.
+            # Cross-entropy is -sum(w log p), so with w = -dC/dlogp it has the same gradient as C.
             carriers = [
                 replace(example, inputs={"weights": _gradient_of(values, i)})
                 for i, (example, values) in enumerate(zip(work.examples, logprobs, strict=True))
@@ -121,10 +122,10 @@ class Trainer:
         return second
 
     def optim_step(self, params: types.AdamParams) -> types.OptimStepResponse:
-        """Take one AdamW step with the accumulated gradient, then drop the gradient.
+        """Take one AdamW step on the accumulated gradient, then reset the gradient.
 
-        The step is refused, and the weights stay unchanged, if a pass failed or the gradient is
-        not finite.
+        If a pass failed or the gradient is not finite, this raises an error and doesn't change the
+        weights.
         """
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -140,28 +141,28 @@ class Trainer:
         )
 
     def save_weights(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Write the tokenizer and the model or adapter, or ``state`` from ``copy_weights``."""
+        """Save the tokenizer and the model or adapter, or ``state`` from ``copy_weights``."""
         options: dict[str, Any] = {} if state is None else {"state_dict": state}
         if hasattr(self.model, "peft_config"):
-            options["save_embedding_layers"] = False  # the output layer is the base's, and large
+            options["save_embedding_layers"] = False  # large, and unchanged from the base model
         with no_progress_bars():
             self.model.save_pretrained(folder, **options)
         self.tokenizer.save_pretrained(folder)
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """Return a copy of the trained weights: the whole model's, or the adapter's."""
+        """Return a copy of the trained weights: those of the full model or of the adapter."""
         from peft import PeftModel
 
         if isinstance(self.model, PeftModel):
             return {k: v.clone() for k, v in self.model.state_dict().items() if "lora_" in k}
         first: dict[int, tuple[str, Tensor]] = {}
         for name, tensor in self.model.state_dict().items():
-            # Tied weights are saved under their first name, and tied again on loading.
+            # Tied weights are saved once, under their first name, and tied again when loaded.
             first.setdefault(tensor.data_ptr(), (name, tensor))
         return {name: tensor.clone() for name, tensor in first.values()}
 
     def save_optimizer(self, folder: Path) -> None:
-        """Write the optimizer's state, from which training can resume exactly."""
+        """Save the optimizer state, so that training can be resumed exactly."""
         tensors = {}
         for name, parameter in self._trained_parameters().items():
             state = self._optimizer.state.get(parameter, {}) if self._optimizer else {}
@@ -169,12 +170,12 @@ class Trainer:
         safetensors.torch.save_file(tensors, folder / OPTIMIZER, {"steps": str(self.steps)})
 
     def load_optimizer(self, folder: Path) -> None:
-        """Load the state that ``save_optimizer`` wrote."""
+        """Load optimizer state saved by ``save_optimizer``."""
         file = folder / OPTIMIZER
         if not file.is_file():
             raise CheckpointError(
-                f"{folder} has no {OPTIMIZER}: it was saved for sampling, not for training. "
-                "Load only its weights, or use a checkpoint written by save_state."
+                f"{folder} has no {OPTIMIZER}, because it was saved for sampling and not for "
+                "training. Load only its weights, or use a checkpoint saved with save_state."
             )
         with safetensors.safe_open(file, "pt") as archive:
             self.steps = int(archive.metadata()["steps"])
@@ -185,8 +186,8 @@ class Trainer:
             name, _, field = key.rpartition(":")
             if name not in trained:
                 raise CheckpointError(
-                    f"{file} has a state for {name!r}, which this model does not train. "
-                    "Load it with the base model and the rank that it was saved with."
+                    f"{file} contains optimizer state for {name!r}, which is not trained in this "
+                    "model. Load it with the base model and rank that it was saved with."
                 )
             # AdamW keeps its step counter on the CPU.
             place = value if field == "step" else value.to(self.passes.device)
@@ -211,15 +212,15 @@ class Trainer:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise TrainingError(
-                f"The optimizer step was refused: the pass before it failed ({failure}). "
-                "The weights are unchanged. Correct the data and run both again."
+                f"The optimizer step was not taken because the previous pass failed ({failure}). "
+                "The weights were not changed. Fix the data and run both again."
             )
         if not bool(torch.isfinite(norm)):
             self.model.zero_grad()
             raise TrainingError(
-                f"The optimizer step was refused: the gradient's norm is {float(norm)}. The "
-                "weights are unchanged. Check the advantages and log-probabilities for values "
-                "that are not finite, or lower the learning rate."
+                f"The optimizer step was not taken because the gradient norm is {float(norm)}. The "
+                "weights were not changed. Check the advantages and log-probabilities for "
+                "non-finite values, or lower the learning rate."
             )
 
     @contextmanager
@@ -240,7 +241,7 @@ class Trainer:
             base_of(self.model).config,
             self.passes.dtype,
             device,
-            checkpointing=self._checkpointing if backward else True,  # forward keeps no activations
+            checkpointing=self._checkpointing if backward else True,  # forward needs less memory
             gradient_bytes=sum(p.nbytes for p in self._trained_parameters().values()),
         )
         before = self._gradient() if backward else {}
@@ -250,14 +251,14 @@ class Trainer:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                logger.warning("Memory ran out in a pass with %s; trying a smaller one.", budget)
+                logger.warning("Out of memory with %s; retrying with a smaller one.", budget)
             budget = budget.smaller(lengths)
             if backward:
                 self._restore_gradient(before)
         raise TrainingError(
-            f"{device} has too little memory for a pass over {max(lengths)} tokens, even with one "
-            "datum at a time and gradient checkpointing. Train an adapter "
-            "(full_parameter=False), in bfloat16 (dtype), on shorter data or a smaller model."
+            f"{device} does not have enough memory for a pass over {max(lengths)} tokens, even "
+            "with one datum at a time and gradient checkpointing. Train an adapter "
+            "(full_parameter=False), use bfloat16 (dtype), shorter sequences or a smaller model."
         )
 
     def _gradient(self) -> dict[Tensor, Tensor]:
@@ -284,7 +285,7 @@ class Trainer:
             chosen = [examples[i] for i in group]
             inputs = [example.inputs for example in chosen]
             targets = torch.cat([example.targets for example in chosen])
-            with torch.set_grad_enabled(backward):  # the setting is per thread
+            with torch.set_grad_enabled(backward):  # this setting is thread-local
                 logprobs = self.passes.logprobs([example.tokens for example in chosen], targets)
                 value = work.loss.total(logprobs, inputs, work.settings)
             gradients = torch.autograd.grad(value, trained, allow_unused=True) if backward else ()
@@ -315,15 +316,15 @@ def _check_custom(loss: Any) -> None:
     shape = f" of shape {[*loss.shape]}" if isinstance(loss, Tensor) else ""
     detached = ", without a gradient" if shape and not loss.requires_grad else ""
     raise TrainingError(
-        f"The custom loss is a {type(loss).__name__}{shape}{detached}; expected a tensor of one "
-        "number, computed from the log-probabilities. Sum it, and do not detach it."
+        f"The custom loss is a {type(loss).__name__}{shape}{detached}; expected a scalar tensor "
+        "computed from the log-probabilities. Sum it, and do not detach it."
     )
 
 
 def _gradient_of(logprobs: Tensor, index: int) -> Tensor:
     if logprobs.grad is None:
         raise TrainingError(
-            f"The custom loss does not depend on the log-probabilities of datum {index}; expected "
-            "it to use every datum. Leave that datum out, or add 0 times their sum."
+            f"The custom loss does not depend on the log-probabilities of datum {index}; it must "
+            "use every datum. Leave that datum out, or add 0 times their sum to the loss."
         )
     return -logprobs.grad

@@ -1,13 +1,13 @@
-"""Harbor's trials as agents, and its task folders as a taskset.
+"""Use Harbor trials as agents, and Harbor task folders as a taskset.
 
-``evert.harbor`` has the public names.
+The public API is in ``evert.harbor``.
 
-    folders.py      finds and checks task folders, and holds some tasks out
+    folders.py      find and validate task folders, and hold out some of the tasks
     tasks.py        ``tasks=harbor:PATH``
-    options.py      checks the user's options of a trial
-    profiles.py     the settings that evert sets for each of Harbor's agents
+    options.py      validate the user's trial options
+    profiles.py     evert's default settings for each Harbor agent
     agent.py        ``HarborAgent``: a trial as an agent
-    plan.py         the instructions of a task's Dockerfile that need no image
+    plan.py         Dockerfile instructions that work without an image
     bubblewrap.py   ``Bubblewrap``: a Harbor environment without containers
     inside.py       the program that runs commands in that environment
 """

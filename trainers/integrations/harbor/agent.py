@@ -1,11 +1,11 @@
-"""``HarborAgent``: a trial of Harbor as an agent.
+"""``HarborAgent``: a Harbor trial as an agent.
 
     agent = HarborAgent("terminus-2", environment="docker")
     env = ChatAgentEnv(agent, "tasks/hello-world")
 
-Harbor runs the trial in this process: it starts the environment, installs and runs its agent, and
-verifies the result. Harbor configures the agent with this episode's URL as its model, so the
-trainer samples the replies. The verifier's reward becomes the episode's reward.
+Harbor runs the trial in this process: it starts the environment, installs and runs its own agent,
+and verifies the result. The agent's model URL points to this episode, so the trainer samples all
+replies. The verifier's reward becomes the reward of the episode.
 """
 
 # pyright: reportMissingImports=false
@@ -45,56 +45,58 @@ PROTOCOLS = {
     ModelApiFormat.ANTHROPIC_MESSAGES: ("anthropic", "root_url"),
     ModelApiFormat.GOOGLE_GENERATE_CONTENT: ("gemini", "root_url"),
 }
-"""The agents' APIs, in order of preference -> the provider's name, and the ``Address`` field."""
+"""Provider name and ``Address`` field for each API, in order of preference."""
 
 PROVIDERS = {"opencode": "evert"}
-"""Agents that use another API for the provider "openai" -> the provider's name to use instead."""
+"""Provider name for agents that use a different API if the provider is "openai"."""
 
 LAY = 'mkdir -p "$(dirname "$FILE")" && printf %s "$TEXT" > "$FILE"'
-"""A shell command that writes a file in an environment."""
+"""Shell command that writes a file in an environment."""
 
 WITHOUT_MODEL = {"oracle", "nop"}
-"""Harbor's agents that call no model."""
+"""Harbor agents that don't call a model."""
 
 REWARD = "reward"
-"""Harbor's name for a reward that the verifier did not name."""
+"""Harbor's default name for a verifier's reward."""
 
 
 class TrialError(EvertError, RuntimeError):
-    """A Harbor trial gave the policy no reward; the message quotes Harbor's error."""
+    """A Harbor trial ended without a reward for the policy. The message contains Harbor's error."""
 
 
 class HarborAgent:
-    """A Harbor trial as an agent. A task is the path of a task folder.
+    """A Harbor trial as an agent. Tasks are paths of task folders.
 
     Args:
-        agent: Harbor's name of an agent, or an import path 'package.module:Class'; or the fields
-            of Harbor's ``AgentConfig``: ``{"name": "terminus-2", "kwargs": {"max_turns": 20}}``.
-        environment: Where the task runs: Harbor's name ("docker", "modal"), "bubblewrap" for
-            evert's sandbox, or an import path; or the fields of Harbor's ``EnvironmentConfig``.
-        reward: Name of the verifier's reward to use. By default, a single reward may have any name.
-        installed: One or more folders of this machine with the agent's program, for the sandbox.
-            The sandbox shows them and what they need, and Harbor installs nothing.
-        lean: Whether to shorten the agent's first prompt, for agents that have options for it
-            (``docs/harbor.md`` has the lengths).
-        host: Interface on which the model is served, optionally with a port: "0.0.0.0:8443".
-            Agents in a container cannot reach loopback; agents outside (terminus-2) can.
-        serve_address: The URL at which the agent reaches ``host``, if it differs: that of a tunnel
-            or of a TLS proxy. None: the interface and its port.
-        trials_dir: Where to keep Harbor's trial folders. None: they are removed.
-        **options: Further fields of Harbor's ``TrialConfig``: ``timeout_multiplier=2.0``,
+        agent: The name of a Harbor agent, an import path 'package.module:Class', or a dict with
+            Harbor's ``AgentConfig``: ``{"name": "terminus-2", "kwargs": {"max_turns": 20}}``.
+        environment: Where to run the task: the name of a Harbor environment ("docker", "modal"),
+            "bubblewrap" for evert's sandbox, an import path, or a dict with Harbor's
+            ``EnvironmentConfig``.
+        reward: Name of the verifier's reward to use (default: "reward", or the only reward).
+        installed: Local folders that contain the agent's program, for use with the sandbox. The
+            folders and their dependencies are made visible there, and Harbor installs nothing.
+        lean: Whether to shorten the agent's first prompt, if the agent supports that (see
+            ``docs/harbor.md`` for the lengths).
+        host: Interface to serve the model on, optionally with a port: "0.0.0.0:8443". Agents in a
+            container cannot reach loopback; agents that run outside, like terminus-2, can.
+        serve_address: URL to give the agent instead of ``host``, for example if it connects
+            through a tunnel or a TLS proxy.
+        trials_dir: Where to keep Harbor's trial folders. By default, they are removed.
+        **options: Other fields of Harbor's ``TrialConfig``, such as ``timeout_multiplier=2.0`` or
             ``verifier={"max_timeout_sec": 60}``.
 
-    If there are several rewards, each is a metric, too (``reward/NAME``). An exception that Harbor
-    recorded is the metric ``exception/TYPE``. If Harbor stops an agent at its time limit, the trial
-    is still verified, and the episode is ``stop/truncated``.
+    If there are several rewards, each one is also logged as a metric (``reward/NAME``). Exceptions
+    recorded by Harbor are logged as ``exception/TYPE``. If an agent hits its time limit, the trial
+    is still verified, and the episode gets ``stop/truncated``.
 
     Raises:
-        InvalidAgentError: There is no such agent, environment or field. During an episode: the
-            agent supports only its vendor's models, or cannot reach ``host``.
-        InvalidDatasetError: During an episode: the task is broken.
-        RewardError: During an episode: the verifier gave no reward with the expected name.
-        TrialError: During an episode: there is no reward, or the trial failed before a model call.
+        InvalidAgentError: The agent, environment or field does not exist. During an episode: the
+            agent only supports its vendor's models, or cannot reach ``host``.
+        InvalidDatasetError: During an episode: the task is invalid.
+        RewardError: During an episode: the verifier returned no reward with the expected name.
+        TrialError: During an episode: there is no reward, or the trial failed before calling the
+            model.
     """
 
     from_path = True
@@ -118,7 +120,7 @@ class HarborAgent:
         self._url = serve_address and checked_url(serve_address)
         self._trials_dir = str(trials_dir) if trials_dir else None
         self._trial = TrialOptions(agent, environment, installed, lean, **options)
-        # Harbor's phases have their own time limits, and containers stop slowly.
+        # Harbor has its own timeouts for each phase, and containers can be slow to stop.
         self.env_options = EnvOptions(
             agent_timeout=None,
             close_timeout=30.0,
@@ -126,7 +128,7 @@ class HarborAgent:
         )
 
     async def __call__(self, client: AgentClient, task: str) -> Outcome:
-        """Play one trial."""
+        """Run one trial."""
         await asyncio.to_thread(read_task, task)
         draft = self._trial.config(task, "trials")
         agent_class, trial_class = await asyncio.to_thread(_classes, draft, self._url or self._host)
@@ -148,7 +150,7 @@ class HarborAgent:
         return self._outcome(result, output)
 
     def _installer(self, harbors: Callable[[Any], Awaitable[None]]) -> Callable[..., Any]:
-        """Return a replacement for Harbor's ``install``, which runs before the agent."""
+        """Return a replacement for Harbor's ``install``, which is called before the agent runs."""
 
         async def install(environment: Any) -> None:
             if not self._trial.programs:
@@ -164,8 +166,8 @@ class HarborAgent:
         name = next(iter(rewards)) if is_one else self._reward
         if name not in rewards:
             raise RewardError(
-                f"The verifier of {result.task_name} gave the rewards {[*rewards]!r:.300}; "
-                f"expected one called {name!r}. Name the reward: HarborAgent(reward=NAME)."
+                f"The verifier of {result.task_name} returned the rewards {[*rewards]!r:.300}; "
+                f"expected one called {name!r}. Choose one with HarborAgent(reward=NAME)."
             )
         reward = float(rewards[name])
         metrics = {"solved": float(reward >= 1)}
@@ -180,38 +182,39 @@ class HarborAgent:
 
 
 def _classes(config: Any, reached: str) -> tuple[Any, Any]:
-    """Return a trial's agent class and Harbor's ``Trial``. Importing them takes seconds.
+    """Return the trial's agent class and Harbor's ``Trial``. Importing them takes seconds.
 
-    ``reached`` is the interface or URL at which the agent reaches the episode.
+    ``reached`` is the interface or URL that the agent uses to connect to the episode.
 
     Raises:
         InvalidAgentError: The agent cannot use this model.
     """
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else LiteLLM downloads prices
+    # stop LiteLLM from downloading prices
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     from harbor.trial.trial import Trial
 
     if (litellm_logger := logging.getLogger("LiteLLM")).level == logging.NOTSET:
-        litellm_logger.setLevel(logging.WARNING)  # its own handler prints a line per call
+        litellm_logger.setLevel(logging.WARNING)  # its handler prints every call
     agent_class = AgentFactory.get_agent_class_from_config(config.agent)
     name = config.agent.name
     model_agents = {*AgentFactory.registered_names()} - WITHOUT_MODEL
     if agent_class.MODEL_CONNECTION is None and name in model_agents:
         raise InvalidAgentError(
-            f"Harbor's agent {name!r} supports only its vendor's models, so it cannot be "
-            "trained. Use another agent, such as terminus-2 or mini-swe-agent."
+            f"The Harbor agent {name!r} only supports its vendor's models, so it cannot be "
+            "trained. Use a different agent, such as terminus-2 or mini-swe-agent."
         )
     is_apart = config.environment.type not in (None, EnvironmentType.SINGULARITY)
     if issubclass(agent_class, BaseInstalledAgent) and is_apart and reached == LOOPBACK:
         raise InvalidAgentError(
-            f"Harbor runs the agent {name!r} in the environment, where {LOOPBACK} is not this "
-            "machine. Give an address of this machine, such as host='172.17.0.1' for Docker. "
-            "Agents that run outside, such as terminus-2, do not need it."
+            f"Harbor runs the agent {name!r} inside the environment, where {LOOPBACK} does not "
+            "refer to this machine. Pass an address of this machine, such as host='172.17.0.1' for "
+            "Docker. This is not needed for agents that run outside, such as terminus-2."
         )
     return agent_class, Trial
 
 
 def _connection(agent_class: Any, address: Address, model: str) -> dict[str, Any]:
-    """Return the fields of Harbor's ``AgentConfig`` that connect the agent to the episode."""
+    """Return the ``AgentConfig`` fields that connect the agent to the episode."""
     spec = agent_class.MODEL_CONNECTION
     protocols = [
         protocol for protocol in PROTOCOLS if spec and protocol in spec.supported_api_formats
@@ -226,7 +229,7 @@ def _connection(agent_class: Any, address: Address, model: str) -> dict[str, Any
 
 
 def _output(file: Path) -> str:
-    """Return the end of the verifier's output; "" if it is missing or not a regular file."""
+    """Return the end of the verifier's output, or "" if it is missing or not a regular file."""
     with suppress(OSError, ValueError):
         text = read_left(file.parent.resolve(), file.name).decode(errors="replace")
         return redacted_end(text, LOGGED_OUTPUT)
@@ -234,7 +237,7 @@ def _output(file: Path) -> str:
 
 
 def _check_end(result: Any, client: AgentClient) -> None:
-    """Raise if a trial does not score the policy: no reward, or an error before any model call."""
+    """Raise an error if there is no reward, or if the trial failed before calling the model."""
     error, inboxes = result.exception_info, client._endpoint.episode.inboxes
     latest = [inbox.latest for inbox in inboxes if inbox.latest is not None]
     is_rewarded = result.verifier_result is not None and bool(result.verifier_result.rewards)
@@ -242,7 +245,7 @@ def _check_end(result: Any, client: AgentClient) -> None:
         return
     for call in latest:
         if getattr(call.refusal, "code", None) == "context_length_exceeded":
-            raise call.refusal  # type: ignore[misc]  # the agent did not handle it
+            raise call.refusal  # type: ignore[misc]  # not handled by the agent
     ended = "before its agent called the model" if is_rewarded else "without a reward"
     reason = f"{error.exception_type}: {error.exception_message}" if error else "no verifier ran"
     raise TrialError(f"The trial of {result.task_name} ended {ended}: {reason:.2000}")

@@ -1,13 +1,14 @@
-"""``Bubblewrap``: a Harbor environment without containers, in a sandbox on this machine (Linux).
+"""``Bubblewrap``: a Harbor environment that runs tasks in a local sandbox (Linux only).
 
     HarborAgent("terminus-2", environment="bubblewrap")
 
-The sandbox has this machine's system folders, read-only. The rest of its root is a new folder with
-the files that the task's Dockerfile copies (``plan.py``). The sandbox has its own ``/tmp``,
-processes and loopback (``evert.agents.sandbox``), and can reach only the episode's model.
+The sandbox shares this machine's system folders, read-only. The rest of its root is a new folder
+with the files that the task's Dockerfile copies (``plan.py``). ``/tmp``, processes and loopback are
+isolated (``evert.agents.sandbox``), and only the episode's model can be reached.
 
-``inside.py`` runs all commands in one sandbox, from ``start`` to ``stop``. Files are copied through
-a command's input and output, never by a path, because the agent could replace a path by a link.
+A single sandbox exists from ``start`` to ``stop``, and ``inside.py`` runs all commands in it. Files
+are copied through stdin and stdout of a command rather than by path, because the agent could
+replace any path with a symlink.
 """
 
 # pyright: reportMissingImports=false
@@ -44,28 +45,28 @@ VARIABLES = {
     "LANG": "C.UTF-8",
     "TERM": "xterm-256color",
 }
-"""Environment variables of each command; those of the task and the agent override them."""
+"""Default environment variables for commands; the task and the agent can override them."""
 
 LONGEST_OUTPUT = 2**24
-"""Maximum bytes that are read from the end of a command's output."""
+"""Maximum bytes to read from the end of a command's output."""
 
 MOVED = 600.0
-"""Maximum seconds to copy files in or out, as in Harbor's own environments."""
+"""Timeout for copying files in or out, in seconds; the same as in Harbor's environments."""
 
 PATIENCE = 5.0
-"""Seconds to wait for a sandbox to end before it is killed."""
+"""Seconds to wait for a sandbox to exit before killing it."""
 
 
 class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
     """A sandbox as a Harbor environment.
 
     Args:
-        model: The Unix socket on which the episode is served; None: no network.
-        readonly: Files and folders of this machine that the sandbox shows, such as programs.
+        model: Unix socket that serves the episode's model. None disables the network.
+        readonly: Local files and folders to make visible in the sandbox, such as programs.
 
     Raises:
-        SandboxBuildFailedError: The task needs an image; or, on start, this machine cannot create
-            a sandbox.
+        SandboxBuildFailedError: The task needs an image. ``start`` also raises it if this machine
+            cannot create a sandbox.
         ValueError: ``mounts`` is set, or a path in ``readonly`` does not exist.
     """
 
@@ -73,10 +74,10 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         self, *args: Any, model: str | None = None, readonly: Sequence[str] = (), **options: Any
     ) -> None:
         if options.get("mounts"):
-            raise ValueError("bubblewrap takes no mounts=. Use readonly=[PATH] in its kwargs.")
+            raise ValueError("bubblewrap has no mounts=. Pass readonly=[PATH] in kwargs instead.")
         self._readonly = {str(path): path for path in (Path(name).absolute() for name in readonly)}
         if gone := [name for name, path in self._readonly.items() if not path.exists()]:
-            raise ValueError(f"bubblewrap: readonly= names {gone[0]}, which does not exist.")
+            raise ValueError(f"bubblewrap: the readonly= path {gone[0]} does not exist.")
         self._model = model
         self._folder: Path | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -91,7 +92,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """Harbor's flags for a network that has only the episode's model."""
+        """Tell Harbor that the network can be disabled or restricted to the model."""
         return EnvironmentCapabilities(
             disable_internet=True, network_allowlist=True, network_allowlist_ipv4_addresses=True
         )
@@ -126,9 +127,9 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         await self._move(["true"])
 
     async def stop(self, delete: bool) -> None:
-        """End the sandbox and all its processes; remove its folder if ``delete``."""
+        """Stop the sandbox and all its processes, and remove its folder if ``delete`` is set."""
         if self._inbox is not None:
-            self._inbox.close()  # ends ``inside.py`` and all processes in the sandbox
+            self._inbox.close()  # ``inside.py`` exits, which kills all processes in the sandbox
         if self._process is not None:
             try:
                 async with asyncio.timeout(PATIENCE):
@@ -154,10 +155,10 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """Run a bash command. ``user`` is ignored, since the sandbox has only one user.
+        """Run a bash command. ``user`` is ignored, because the sandbox only has one user.
 
         Raises:
-            RuntimeError: The command was killed after ``timeout_sec``, or the sandbox has ended.
+            RuntimeError: The command timed out and was killed, or the sandbox is gone.
         """
         env = {**self._plan.variables, **(self._merge_env(env) or {})}
         try:
@@ -180,7 +181,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
             await self._move(["sh", "-ec", script, "-", target_dir], packed)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a regular file out of the environment; refuse devices, which may be endless."""
+        """Copy a regular file out of the environment. Devices are rejected (they may never end)."""
         script = '[ -f "$1" ] || { echo "$1 is not a regular file" >&2; exit 1; }; cat -- "$1"'
 
         def keep(out: IO[bytes]) -> None:
@@ -190,7 +191,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         await self._move(["sh", "-ec", script, "-", source_path], read_output=keep)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy a folder's contents out of the environment, except links that lead out of it."""
+        """Copy the contents of a folder out of the environment, except links that lead outside."""
         await self._move(
             ["tar", "-cf", "-", "-C", source_dir, "."],
             read_output=lambda out: extract_dir(out, target_dir),
@@ -202,11 +203,11 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         source: IO[bytes] | None = None,
         read_output: Callable[[IO[bytes]], object] | None = None,
     ) -> None:
-        """Run a program of the environment with ``source`` as its input; raise if it fails."""
+        """Run a program in the environment with ``source`` as stdin; raise an error if it fails."""
         async with asyncio.timeout(MOVED):
             result = await self._run(argv, source, read_output)
         if result.return_code != 0:
-            problem = f"{argv[0]} ended with status {result.return_code} in the sandbox"
+            problem = f"{argv[0]} exited with status {result.return_code} in the sandbox"
             raise RuntimeError(f"{problem}: {result.stderr.strip()[-1000:]}")
 
     async def _run(
@@ -218,7 +219,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
-        """Run a command to its end; ``read_output`` gets a file with the whole output."""
+        """Run a command and wait for it. ``read_output`` receives a file with the full output."""
         variables = {**VARIABLES, **(env or {})}
         command = {"argv": argv, "cwd": cwd or str(self._plan.workdir), "env": variables}
         with ExitStack() as stack:
@@ -241,7 +242,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         return ExecResult(stdout=stdout, stderr=stderr, return_code=int(status))
 
     async def _status(self, files: list[IO[bytes]]) -> bytes:
-        """Send files to ``inside.py``; return the exit status, or b"" if the sandbox is gone."""
+        """Send a command's files to ``inside.py``. Return its status (b"": the sandbox is gone)."""
         local, remote = socket.socketpair()
         local.setblocking(False)
         with local:

@@ -1,6 +1,6 @@
-"""``TaskFolders``: finds and checks Harbor's task folders, and holds some tasks out.
+"""``TaskFolders``: find and validate Harbor task folders, and hold out some of the tasks.
 
-A task is a folder with a ``task.toml``; an episode gets the folder's path.
+A task is a folder that contains a ``task.toml``. Agents receive the path of the folder.
 """
 
 # pyright: reportMissingImports=false
@@ -13,27 +13,27 @@ from zlib import crc32
 from evert.bridge.errors import InvalidDatasetError
 
 TASK, PARTS = "task.toml", ("instruction.md", "environment", "tests")
-"""The file that makes a folder a task, and a task's other files and folders."""
+"""The file that identifies a task folder, and the other required files and folders."""
 
 ONE_IN = 5
-"""By default, one in this many tasks is held out."""
+"""By default, hold out one in this many tasks."""
 
 
 class TaskFolders:
-    """The task folders in a folder, sorted by name; or the folder itself if it is a task.
+    """All task folders in a folder, sorted by name.
 
     Args:
-        path: The folder.
-        held_out: How many tasks are held out; a hash of their names always selects the same tasks.
-            None: a fifth.
+        path: A folder of tasks, or a single task.
+        held_out: How many tasks to hold out (default: a fifth). They are selected by a hash of
+            their names, so the split is always the same.
 
     Attributes:
-        all: The paths of all tasks.
-        train: The paths of the tasks to train on.
-        test: The paths of the tasks that are held out.
+        all: Paths of all tasks.
+        train: Paths of the training tasks.
+        test: Paths of the held-out tasks.
 
     Raises:
-        InvalidDatasetError: There is no task, one is broken, or no task is left to train on.
+        InvalidDatasetError: There are no tasks, a task is invalid, or none remain to train on.
     """
 
     from_path = True
@@ -43,8 +43,8 @@ class TaskFolders:
         count = len(self.all) // ONE_IN if held_out is None else held_out
         if not isinstance(count, int) or not 0 <= count < len(self.all):
             raise InvalidDatasetError(
-                f"held_out={held_out!r}: {path} has {len(self.all)} tasks; expected a smaller "
-                "number, 0 or more."
+                f"held_out={held_out!r}: {path} has {len(self.all)} tasks; expected at least 0 "
+                "and less than the number of tasks."
             )
         ordered = sorted(self.all, key=lambda task: (crc32(Path(task).name.encode()), task))
         self.test: Sequence[str] = [task for task in self.all if task in ordered[:count]]
@@ -52,10 +52,10 @@ class TaskFolders:
 
 
 def task_folders(path: str | Path) -> list[str]:
-    """Return the paths of the tasks in a folder, sorted by name; its own path if it is a task.
+    """Return the paths of all tasks in a folder, sorted by name. The folder may itself be a task.
 
     Raises:
-        InvalidDatasetError: There is no task, or one is broken.
+        InvalidDatasetError: There are no tasks, or a task is invalid.
     """
     folder = Path(path).resolve()
     if not folder.is_dir():
@@ -63,7 +63,7 @@ def task_folders(path: str | Path) -> list[str]:
     tasks = [folder] if _is_meant(folder) else sorted(filter(_is_meant, folder.iterdir()))
     if not tasks:
         raise InvalidDatasetError(
-            f"{folder} has no Harbor tasks; expected folders with a {TASK} in them."
+            f"{folder} has no Harbor tasks; expected folders that contain a {TASK}."
         )
     for task in tasks:
         read_task(task)
@@ -71,23 +71,23 @@ def task_folders(path: str | Path) -> list[str]:
 
 
 def _is_meant(folder: Path) -> bool:
-    """Return whether a folder is a task, intact or broken."""
+    """Return whether a folder looks like a task, even if it is invalid."""
     return folder.is_dir() and any((folder / name).exists() for name in (TASK, PARTS[0]))
 
 
 def read_task(folder: Path | str) -> Any:
-    """Read a task with Harbor.
+    """Load a task with Harbor.
 
     Raises:
-        InvalidDatasetError: The task is broken.
+        InvalidDatasetError: The task is invalid.
     """
     from harbor.models.task.task import Task
 
     try:
         return Task(folder)
-    except Exception as error:  # a missing file, invalid TOML, or a field of the wrong type
+    except Exception as error:  # missing file, invalid TOML, or wrong field type
         reason = f"{type(error).__name__}: {error}"
         raise InvalidDatasetError(
-            f"The task {folder} is broken: {reason:.600}. Fix or remove it. A task has "
+            f"The task {folder} is invalid: {reason:.600}. Fix or remove it. A task must contain "
             f"{TASK}, {', '.join(PARTS)}."
         ) from error

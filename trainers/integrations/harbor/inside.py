@@ -1,12 +1,12 @@
-"""Runs commands in a sandbox for ``bubblewrap.py``, which runs outside.
+"""Run commands inside a sandbox on behalf of ``bubblewrap.py``, which runs outside.
 
     python -I -S inside.py
 
-This is the sandbox's first process, so processes that a command leaves running (a terminal, a
-server) continue until the sandbox ends. Its standard input is a socket. Each message has five
-descriptors: a socket for one command, a JSON file with the command ("argv", "cwd", "env"), and the
-command's input, output and errors. It sends the exit status over the command's socket; if that is
-closed earlier, it kills the command and its process group. It does not import evert.
+This is the sandbox's init process, so background processes of a command (a terminal, a server) keep
+running until the sandbox stops. Its stdin is a socket. Each message contains five file descriptors:
+a socket for one command, a JSON file with the command ("argv", "cwd", "env"), and the command's
+stdin, stdout and stderr. We send the exit status over the command's socket. If the socket is closed
+before that, we kill the command and its process group. This file does not import evert.
 """
 
 import json
@@ -22,11 +22,11 @@ import threading
 NO_PROGRAM = 127
 
 LONGEST_FILE = 2**30
-"""Maximum bytes of a file written in the sandbox, and of a command's output."""
+"""Maximum size of a file written in the sandbox, and of a command's output, in bytes."""
 
 
 def main() -> None:
-    """Run the requested commands until the socket is closed."""
+    """Run commands until the socket is closed."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (LONGEST_FILE, LONGEST_FILE))
     inbox = socket.socket(fileno=0)
     while True:
@@ -46,7 +46,7 @@ def _answer(reply: int, request: int, *files: int) -> None:
             stdin=stdin, stdout=stdout, stderr=stderr,
         )  # fmt: skip
         status = _status(process, reply)
-    except (OSError, ValueError) as error:  # ValueError: a null character in an argument
+    except (OSError, ValueError) as error:  # ValueError: null character in an argument
         os.write(files[2], f"{error}\n".encode())
         status = NO_PROGRAM
     for descriptor in files:
@@ -56,9 +56,9 @@ def _answer(reply: int, request: int, *files: int) -> None:
 
 
 def _status(process: "subprocess.Popen[bytes]", reply: int) -> int:
-    """Wait for the command, or kill it when its caller gives up; return its exit status."""
-    if sys.platform != "linux":  # so that mypy checks the rest for Linux only
-        raise NotImplementedError("Sandboxes need Linux.")
+    """Return the command's exit status. Kill it if the caller closes the socket."""
+    if sys.platform != "linux":  # tells mypy that the rest runs on Linux
+        raise NotImplementedError("Sandboxes require Linux.")
     ended, poll = os.pidfd_open(process.pid), select.poll()
     poll.register(ended, select.POLLIN)
     poll.register(reply, select.POLLIN)
@@ -66,7 +66,7 @@ def _status(process: "subprocess.Popen[bytes]", reply: int) -> int:
         os.killpg(process.pid, signal.SIGKILL)
     os.close(ended)
     status = process.wait()
-    return status if status >= 0 else 128 - status  # as in a shell
+    return status if status >= 0 else 128 - status  # like a shell
 
 
 if __name__ == "__main__":

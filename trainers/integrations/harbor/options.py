@@ -1,6 +1,6 @@
-"""``TrialOptions``: checks the user's options of a trial, and makes Harbor's configuration.
+"""``TrialOptions``: validate the user's trial options and create Harbor's config.
 
-Agents, environments and fields are Harbor's; only the environment "bubblewrap" is evert's.
+All agents, environments and fields come from Harbor, except the "bubblewrap" environment.
 """
 
 # pyright: reportMissingImports=false
@@ -19,30 +19,31 @@ from pydantic import ValidationError
 from evert.bridge.errors import InvalidAgentError, did_you_mean
 
 SANDBOX, SANDBOX_PATH = "bubblewrap", "evert.harbor:Bubblewrap"
-"""The name of evert's environment, and its import path for Harbor."""
+"""Name of evert's environment, and its import path for Harbor."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""The ``PATH`` of the system's programs."""
+"""Default ``PATH`` with the system's programs."""
 
 OURS = {"task", "trial_name", "job_id", "source_trial"}
-"""Fields of Harbor's ``TrialConfig`` that evert sets, so users cannot."""
+"""Fields of Harbor's ``TrialConfig`` that are set by evert, so users cannot set them."""
 
 OWN = ("reward", "host", "serve_address", "trials_dir")
-"""Arguments of ``HarborAgent`` that are not options of a trial."""
+"""Arguments of ``HarborAgent`` that are not trial options."""
 
 
 class TrialOptions:
-    """Agent, environment and further fields of a trial.
+    """The agent, environment and other options of a trial.
 
     Args:
-        agent: Harbor's name of an agent, an import path, or the fields of Harbor's ``AgentConfig``.
-        environment: Likewise for an environment; or "bubblewrap".
-        installed: Folders of this machine with the agent's program; Harbor then installs nothing.
+        agent: Name of a Harbor agent, an import path, or a dict with Harbor's ``AgentConfig``.
+        environment: Name of a Harbor environment, "bubblewrap", an import path, or a dict with
+            Harbor's ``EnvironmentConfig``.
+        installed: Local folders with the agent's program, which Harbor then does not install.
         lean: Whether to shorten the agent's first prompt.
-        **options: Further fields of Harbor's ``TrialConfig``.
+        **options: Other fields of Harbor's ``TrialConfig``.
 
     Raises:
-        InvalidAgentError: There is no such agent, environment, folder or field.
+        InvalidAgentError: The agent, environment, folder or field does not exist.
     """
 
     def __init__(
@@ -72,19 +73,19 @@ class TrialOptions:
         self.config("task", "trials")
 
     def _show_programs(self) -> None:
-        """Show the programs in the sandbox, and let the agent find them by ``PATH``."""
+        """Make the installed programs visible in the sandbox, and add them to ``PATH``."""
         if not self.programs:
             return
         if not self.is_sandbox:
             raise InvalidAgentError(
-                f"installed={self.programs} makes this machine's programs visible in a sandbox, so "
-                "it needs environment=bubblewrap. In other environments, Harbor installs agents."
+                f"installed={self.programs} makes local programs visible in a sandbox, so it "
+                "requires environment=bubblewrap. In other environments, Harbor installs agents."
             )
-        from evert.agents.installed import needed  # its imports take a second
+        from evert.agents.installed import needed  # slow import
 
         folders = [str(Path(folder).absolute()) for folder in self.programs]
         if gone := [folder for folder in folders if not Path(folder).is_dir()]:
-            raise InvalidAgentError(f"installed= names {gone[0]!r}, but there is no such folder.")
+            raise InvalidAgentError(f"installed={gone[0]!r}: this folder does not exist.")
         path = ":".join([*folders, SYSTEM_PATH])
         kwargs = self._environment.get("kwargs", {})
         readonly = [*kwargs.get("readonly", ()), *needed(["env"], {"PATH": path})]
@@ -97,10 +98,10 @@ class TrialOptions:
         return self._environment.get("import_path") == SANDBOX_PATH
 
     def config(self, folder: str | Path, trials: str, **connection: Any) -> Any:
-        """Return Harbor's configuration of a trial of the task in ``folder``.
+        """Return Harbor's config for a trial of the task in ``folder``.
 
-        Harbor writes the trial's folder to ``trials``. ``connection`` has fields that connect the
-        agent to its model; the user's fields take precedence.
+        Harbor writes the trial's folder to ``trials``. ``connection`` contains the fields that
+        connect the agent to its model. Fields set by the user take precedence.
 
         Raises:
             InvalidAgentError: A field has the wrong type.
@@ -116,9 +117,7 @@ class TrialOptions:
             problems = "; ".join(
                 f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()
             )
-            raise InvalidAgentError(
-                f"Harbor cannot read the options of a trial: {problems}."
-            ) from error
+            raise InvalidAgentError(f"Harbor rejected the trial options: {problems}.") from error
 
 
 def _environment(environment: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -134,12 +133,12 @@ def _environment(environment: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _profile(name: str, lean: bool) -> dict[str, Any]:
-    from evert.trainers.integrations.harbor.profiles import LEAN, profile  # imports take a second
+    from evert.trainers.integrations.harbor.profiles import LEAN, profile  # slow import
 
     if lean and name not in LEAN:
         raise InvalidAgentError(
-            f"lean={lean!r} with the agent {name!r}, which has no shorter prompt. Leave it out; it "
-            f"works with {', '.join(LEAN)}."
+            f"lean={lean!r} is not supported by the agent {name!r}, only by {', '.join(LEAN)}. "
+            "Leave it out."
         )
     return profile(name, lean)
 
@@ -153,7 +152,7 @@ def checked_url(url: str) -> str:
     parts = urlsplit(str(url))
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
         raise InvalidAgentError(
-            f"serve_address={url!r}; expected the URL at which an agent reaches this machine, "
+            f"serve_address={url!r}; expected a URL that agents can use to reach this machine, "
             "such as 'https://trainer.example.org' or 'http://192.0.2.7:8443'."
         )
     return url.rstrip("/")
@@ -164,5 +163,5 @@ def _check_names(names: list[str], choices: list[str], what: str) -> None:
         if name not in choices:
             hint = did_you_mean(name, choices)
             raise InvalidAgentError(
-                f"Harbor has no {what} {name!r}.{hint} It has {', '.join(choices)}."
+                f"Harbor has no {what} {name!r}.{hint} Available: {', '.join(choices)}."
             )

@@ -1,7 +1,7 @@
-"""``ImagePlan``: the instructions of a task's Dockerfile, if they need no image.
+"""``ImagePlan``: emulate a task's Dockerfile without building an image.
 
-FROM and LABEL are ignored. WORKDIR, ENV and COPY of the task's own files are supported, without
-variables. A task with another instruction needs a container, and an error names the instruction.
+WORKDIR, ENV and COPY of the task's own files are supported, but only without variables. FROM and
+LABEL are ignored. All other instructions require a container, and raise an error.
 """
 
 # pyright: reportMissingImports=false
@@ -24,24 +24,24 @@ from evert.trainers.integrations.harbor.folders import read_task
 
 @dataclass
 class ImagePlan:
-    """The instructions of a task's Dockerfile."""
+    """The parsed instructions of a task's Dockerfile."""
 
     task: str
     folder: Path
-    """The Dockerfile's folder, from which files are copied."""
+    """The build context: the folder that contains the Dockerfile."""
     workdir: PurePosixPath = field(default_factory=lambda: PurePosixPath("/"))
     variables: dict[str, str] = field(default_factory=dict)
     copies: list[tuple[list[Path], str]] = field(default_factory=list)
-    """Files and folders, and their absolute target; a target that ends with "/" is a folder."""
+    """Sources and their absolute target, which is a folder if it ends with "/"."""
 
     @classmethod
     def of(cls, task: str, folder: Path, config: Any) -> "ImagePlan":
-        """Read a task's Dockerfile.
+        """Parse a task's Dockerfile.
 
         Args:
-            task: The task's name, for error messages.
-            folder: The task's folder ``environment``.
-            config: The table ``[environment]`` of its ``task.toml``, as Harbor read it.
+            task: Name of the task, for error messages.
+            folder: The task's ``environment`` folder.
+            config: The ``[environment]`` table of its ``task.toml``, parsed by Harbor.
 
         Raises:
             SandboxBuildFailedError: The task needs more than local programs and its own files.
@@ -58,7 +58,7 @@ class ImagePlan:
             instruction, _, value = line.strip().partition(" ")
             try:
                 plan._add(instruction.upper(), value.strip())
-            except ValueError as error:  # an unclosed quote, or no target
+            except ValueError as error:  # unclosed quote, or missing target
                 raise plan.refusal(f"{line}: {error}") from error
         plan.workdir = plan._place(config.workdir or ".", "the workdir")
         return plan
@@ -84,7 +84,7 @@ class ImagePlan:
         if not sources or not all(path.resolve().is_relative_to(root) for path in sources):
             raise self.refusal(f"COPY {' '.join(names)}, which is not in {self.folder}")
         if any(_leads_elsewhere(path) for path in sources if path.is_dir()):
-            raise self.refusal(f"COPY {' '.join(names)}, with a link that leads elsewhere")
+            raise self.refusal(f"COPY {' '.join(names)}, with a link that leads outside")
         self.copies.append((sources, f"{self._place(target, 'COPY')}{'/' * is_folder}"))
 
     def _matches(self, name: str) -> list[Path]:
@@ -92,23 +92,23 @@ class ImagePlan:
         return [path] if path.exists() else sorted(self.folder.glob(name.lstrip("/")))
 
     def _place(self, path: str, what: str) -> PurePosixPath:
-        """Return the absolute path in the sandbox; refuse folders that the sandbox provides."""
+        """Return the absolute path; raise an error if it is in a folder the sandbox provides."""
         location = PurePosixPath(os.path.normpath(self.workdir / path))
         if any(location.is_relative_to(folder) for folder in (*system_folders(), *OWN)):
             raise self.refusal(f"{what} at {location}, which the sandbox provides")
         return location
 
     def refusal(self, what: str) -> Exception:
-        """Return the error for a task that needs ``what``, which a sandbox does not have."""
+        """Return the error for a task that needs ``what``, which the sandbox cannot provide."""
         error: Exception = SandboxBuildFailedError(
-            f"The task {self.task} needs an image ({what[:200]}), but bubblewrap has only this "
-            "machine's programs and the files that the task copies. Run it in a container "
-            "(environment=docker, or another Harbor environment), or leave the task out."
+            f"The task {self.task} needs an image ({what[:200]}), but bubblewrap only has this "
+            "machine's programs and the files that the task copies. Run the task in a container "
+            "(environment=docker or another Harbor environment), or leave it out."
         )
         return error
 
     def lay(self, root: Path) -> None:
-        """Create the folders and copy the files into ``root``, the root of the sandbox."""
+        """Create the folders and copy the files into ``root``, the sandbox's root folder."""
         (root / self.workdir.relative_to("/")).mkdir(parents=True, exist_ok=True)
         for sources, target in self.copies:
             destination = root / target.lstrip("/")
@@ -123,19 +123,21 @@ class ImagePlan:
 
 
 def _leads_elsewhere(folder: Path) -> bool:
-    """Return whether a link in a folder may lead out of it; copies would write through the link."""
+    """Return whether a folder has links that may lead outside. COPY could write through them."""
     links = [path for path in folder.resolve().rglob("*") if path.is_symlink()]
     return any(to.is_absolute() or ".." in to.parts for to in map(Path.readlink, links))
 
 
 def check(tasks: Sequence[str]) -> None:
-    """Check that tasks can be played in a sandbox on this machine.
+    """Check that these tasks can run in a sandbox on this machine.
 
     Raises:
         InvalidDatasetError: A task needs an image, or this machine cannot create a sandbox.
     """
     if problem := sandbox_problem():
-        raise InvalidDatasetError(f"environment=bubblewrap: {problem}. Or use environment=docker.")
+        raise InvalidDatasetError(
+            f"environment=bubblewrap: {problem}. Alternatively, use environment=docker."
+        )
     for folder in tasks:
         task = read_task(folder)
         try:

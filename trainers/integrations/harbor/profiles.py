@@ -1,12 +1,12 @@
-"""Profiles of Harbor's agents, by name: settings that evert sets unless the user does.
+"""Default settings for Harbor's agents, which users can override.
 
-Every trial uses ``QUIET``. It turns off model calls that are not for the task (titles, memories),
-retries, and timeouts while a trainer samples. ``lean=True`` uses ``LEAN``, which leaves out most of
-the first prompt except the task.
+``QUIET`` is always used. It disables retries, timeouts while the trainer samples, and model calls
+that don't serve the task, such as for titles or memories. ``LEAN`` is used with ``lean=True``. It
+keeps the task, but removes most of the rest of the first prompt.
 
-A profile has fields of Harbor's ``AgentConfig``; "files" to write in the environment; and
-"completes_arguments", whether the agent completes arguments of tool calls before it sends them
-back. The settings come from ``evert.agents``; a profile passes them to Harbor's agents.
+A profile contains fields of Harbor's ``AgentConfig``, "files" to write into the environment, and
+"completes_arguments", which says whether the agent fills in tool call arguments before sending them
+back. The settings themselves are defined in ``evert.agents``.
 """
 
 import json
@@ -23,7 +23,7 @@ AIDER = {
     ).lower()
     for flag in aider_chat.QUIET
 }
-"""Aider's flags as environment variables, since Harbor passes only a few flags."""
+"""Aider's flags as environment variables, because Harbor only passes a few of the flags."""
 
 CODEX = openai_codex.CONFIG.replace("{lean_settings}\n", "").replace("{lean_features}\n", "")
 INSTRUCTIONS = "/root/.evert/instructions.md"
@@ -36,10 +36,10 @@ CLAUDE = {
 }
 
 TOOLS = ("list", "glob", "grep", "task", "todowrite", "webfetch", "skill", "question", "patch")
-"""opencode's tools that ``LEAN`` turns off; the shell and the tool that reads files stay."""
+"""opencode tools that ``LEAN`` disables. The shell and the tool to read files remain."""
 
 NEVER = 86_400_000
-"""A timeout of a day, in milliseconds: a reply may have to wait for a whole batch."""
+"""One day in milliseconds. Timeouts must be long, as a reply may have to wait for a full batch."""
 
 QUIET: dict[str, Profile] = {
     "aider": {"env": {**AIDER, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}},
@@ -70,7 +70,7 @@ QUIET: dict[str, Profile] = {
             }
         },
     },
-    # else terminus-2 installs a recorder in each environment
+    # stop terminus-2 from installing a recorder in each environment
     "terminus-2": {"kwargs": {"record_terminal_session": False}},
 }
 
@@ -114,13 +114,13 @@ LEAN: dict[str, Profile] = {
 
 
 def profile(name: str, lean: bool) -> Profile:
-    """Return an agent's profile; empty if evert sets nothing for it."""
+    """Return an agent's profile, which may be empty."""
     merged: Profile = _merged(QUIET.get(name, {}), LEAN.get(name, {}) if lean else {})
     return merged
 
 
 def _merged(base: Any, override: Any) -> Any:
-    """Merge nested dicts; where both have a value, the override wins."""
+    """Merge nested dicts. If both have a value, ``override`` wins."""
     if not isinstance(base, dict) or not isinstance(override, dict):
         return override
     merged = {key: _merged(base[key], override[key]) for key in base.keys() & override.keys()}

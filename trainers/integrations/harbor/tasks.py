@@ -1,4 +1,4 @@
-"""Harbor's task folders as a taskset (``evert.envs.tasksets``).
+"""Harbor task folders as a taskset (``evert.envs.tasksets``).
 
 evert train tasks=harbor:examples/harbor tasks.agent=terminus-2 tasks.environment=bubblewrap
 """
@@ -28,16 +28,16 @@ def harbor(
         path: The folder.
         agent: See ``HarborAgent``.
         environment: See ``HarborAgent``.
-        held_out: How many tasks are held out from training; None: a fifth.
-        **options: Further options of ``HarborAgent``.
+        held_out: How many tasks to hold out from training (default: a fifth).
+        **options: Other options of ``HarborAgent``.
 
     Raises:
-        GameError: Harbor is not installed; there is no such folder, agent, environment or option;
-            or a task is broken, or cannot run in that environment.
+        GameError: Harbor is not installed; the folder, agent, environment or option does not
+            exist; or a task is invalid or cannot run in that environment.
     """
     if find_spec("harbor") is None:
         raise GameError(
-            "tasks=harbor needs the package harbor 0.25, and Python 3.12 or newer. Install it "
+            "tasks=harbor requires harbor 0.25 and Python 3.12 or newer. Install it together "
             "with evert in a separate environment: pip install harbor==0.25.0 evert."
         )
     try:
@@ -59,7 +59,7 @@ def harbor(
 
 
 def _check(tasks: Sequence[str], **options: Any) -> None:
-    """Check all options of a trial, without the slow import of ``HarborAgent``."""
+    """Validate all trial options, without the slow import of ``HarborAgent``."""
     from evert.trainers.integrations.harbor.options import OWN, TrialOptions, checked_url
 
     if options.get("serve_address"):

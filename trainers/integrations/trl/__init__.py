@@ -1,8 +1,8 @@
-"""evert's agents under TRL's trainers.
+"""Train evert agents with TRL.
 
-    rollouts.py    ``Rollouts``: the ``rollout_func``, with its dataset and its reward function
-    episodes.py    converts an episode to one row of token ids, mask, log-probabilities, reward
-    policies.py    the completer for the agents' calls: the trainer's model, or its vLLM server
+    rollouts.py    ``Rollouts``: provides the ``rollout_func``, the dataset and the reward function
+    episodes.py    converts an episode to one row of token ids, mask, log-probabilities and reward
+    policies.py    samples replies from the trainer's model or from its vLLM server
 
-These modules do not import TRL; they get its trainer as an argument.
+These modules do not import TRL, because they receive the trainer as an argument.
 """

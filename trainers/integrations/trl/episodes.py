@@ -1,8 +1,8 @@
-"""Converts an episode to one row for TRL: token ids, mask, log-probabilities, reward.
+"""Convert an episode to one row for TRL: token ids, mask, log-probabilities and reward.
 
-TRL trains on one token sequence per rollout. If an episode has several lineages, the last lineage
-with a sampled token is kept, with the reward of the whole episode; the others are only counted. An
-episode that failed or has no tokens becomes a row with no token to train on.
+TRL trains on one token sequence per rollout. If an episode has several lineages, we keep the last
+one that has sampled tokens, with the reward of the whole episode. The others are only counted.
+Episodes that failed or have no tokens become a row that is completely masked.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from evert.trainers.episodes.failures import Failure, failure_in, failure_of
 from evert.trainers.episodes.playing import summed
 
 DROPPED = "dropped_lineages"
-"""Metric: the number of an episode's lineages that TRL does not train on."""
+"""Metric: how many lineages of an episode TRL does not train on."""
 FAILED = "failed"
-"""Metric: 1 if an episode is left out because its agent failed, else 0."""
+"""Metric: 1 if an episode is excluded because its agent failed, else 0."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class TrlResult:
     """The result of one episode."""
 
     sequence: TokenSequence | None
-    """The lineage to train on; None if there is no model call, or the episode is left out."""
+    """The lineage to train on; None if no model was called or the episode is excluded."""
     reward: float | None
-    """The sum of all rewards; None if the agent failed and the episode is left out."""
+    """The sum of all rewards; None if the agent failed and the episode is excluded."""
     metrics: dict[str, float]
     failure: Failure | None
-    """The agent's failure, even if ``on_agent_error`` scored the episode; None if it succeeded."""
+    """How the agent failed, if it did, even if ``on_agent_error`` gave the episode a reward."""
 
 
 async def play(env: ChatAgentEnv, policy: TokenCompleter) -> TrlResult:
-    """Play an episode, and close its Env."""
+    """Play an episode and close its Env."""
     try:
         trajectory = await do_single_rollout(policy, env)
     except Exception as error:
@@ -56,7 +56,10 @@ async def play(env: ChatAgentEnv, policy: TokenCompleter) -> TrlResult:
 
 
 def with_all_ends(episodes: Sequence[TrlResult]) -> list[dict[str, float]]:
-    """Return each episode's metrics, with 0 for other stop reasons, so that means are shares."""
+    """Return the episodes' metrics. Stop reasons that an episode doesn't have are set to 0.
+
+    The mean of ``stop/REASON`` is then the fraction of episodes that stopped for that reason.
+    """
     names = {name for episode in episodes for name in episode.metrics}
     ends = dict.fromkeys((name for name in names if name.startswith(STOP_METRIC_PREFIX)), 0.0)
     return [ends | episode.metrics for episode in episodes]

@@ -1,12 +1,12 @@
-"""The completer for the agents' calls in a step of TRL: the trainer's model, or its vLLM server.
+"""Sample the agents' replies during a TRL step, from the trainer's model or its vLLM server.
 
     use_vllm=False                the embedded engine, with a copy of the trainer's current weights
     use_vllm=True, mode server    the server's ``/v1/completions``, with token ids
-    use_vllm=True, mode colocate  refused: ``vllm.LLM`` takes batches, but agents call one by one
+    use_vllm=True, mode colocate  not supported, because ``vllm.LLM`` only generates in batches
 
-TRL's own generation is not used, because it samples one turn for a whole batch, while agents call
-one by one, each with its own token limit and stop sequences. TRL updates the vLLM server's weights
-before it calls the ``rollout_func``.
+We don't use TRL's own generation, because it samples one turn for a whole batch. Agents make calls
+at different times, with different token limits and stop sequences. TRL updates the weights of the
+vLLM server before it calls the ``rollout_func``.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from evert.trainers.engine.models.base_models import context_length
 from evert.trainers.serving.client import ServedSamplingClient
 
 SERVER_SECONDS = 3600.0
-"""Timeout of one reply; it is long because a server may have many other requests."""
+"""Timeout for a reply. It is long because the server may be busy with many other requests."""
 SERVER_COMMAND = (
     "`VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "
     """--weight-transfer-config '{"backend": "nccl"}'`"""
@@ -34,24 +34,24 @@ NEUTRAL = {
     "min_p": (0.0, None),
     "repetition_penalty": (1.0,),
 }
-"""Trainer settings that can change the sampling distribution -> the values that do not."""
+"""Trainer settings that affect the sampling distribution, and the values that have no effect."""
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
-"""Kinds of distributed training in which no process has all weights."""
+"""Types of distributed training where no process has all of the weights."""
 
 
 @dataclass(frozen=True)
 class TrlPolicy:
-    """The policy for one call of a ``rollout_func``."""
+    """The policy for one call to a ``rollout_func``."""
 
     policy: TokenCompleter
     context_length: int
     has_logprobs: bool
-    """Whether its log-probabilities belong to the distribution that it samples from."""
+    """Whether it returns log-probabilities of the distribution that it samples from."""
 
 
 @contextmanager
 def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[TrlPolicy]:
-    """Yield the policy for a trainer's current step; it works only inside the context."""
+    """Yield the policy for the trainer's current step. It is only valid inside the context."""
     check(trainer)
     model = trainer.accelerator.unwrap_model(trainer.model)
     room = context_length(model)
@@ -73,7 +73,7 @@ def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[TrlPolicy]:
 
 
 def _server(trainer: Any) -> tuple[str, str]:
-    """Return base URL and model of the vLLM server; only the first process has TRL's client."""
+    """Return the vLLM server's base URL and model. Only the first process has TRL's client."""
     vllm = trainer.vllm_generation
     base = vllm.server_base_url or f"http://{vllm.server_host}:{vllm.server_port}"
     client = getattr(vllm, "vllm_client", None)
@@ -81,7 +81,7 @@ def _server(trainer: Any) -> tuple[str, str]:
 
 
 def tokenizer_of(trainer: Any) -> Any:
-    """Return the trainer's tokenizer, which may be inside a processor for images."""
+    """Return the trainer's tokenizer, which may be part of an image processor."""
     return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
 
 
@@ -89,24 +89,25 @@ def check(trainer: Any) -> None:
     """Check the trainer's settings.
 
     Raises:
-        UsageError: With these settings, agents' calls cannot be answered.
+        UsageError: We cannot answer the agents' calls with these settings.
     """
     for name, neutral in NEUTRAL.items():
         if (value := getattr(trainer, name)) not in neutral:
             raise UsageError(
-                f"GRPOConfig has {name}={value!r}; expected {neutral[0]!r}: replies are sampled "
-                "from the policy's own distribution, at the trainer's temperature. Leave it out."
+                f"GRPOConfig has {name}={value!r}; expected {neutral[0]!r}, because replies are "
+                "sampled from the unmodified distribution at the trainer's temperature. Leave it "
+                "out."
             )
     kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
     if not trainer.use_vllm and kind in SHARDED:
         raise UsageError(
-            f"The trainer's weights are sharded over processes ({kind}), but without vLLM each "
-            "process samples from a full copy; expected one process, or DDP. Set use_vllm=True, "
-            "vllm_mode='server'."
+            f"The trainer's weights are sharded across processes ({kind}), but without vLLM each "
+            "process needs a full copy to sample from. Use a single process or DDP, or set "
+            "use_vllm=True, vllm_mode='server'."
         )
     if trainer.use_vllm and trainer.vllm_mode != "server":
         raise UsageError(
-            f"GRPOConfig has use_vllm=True, vllm_mode={trainer.vllm_mode!r}; expected 'server': "
-            f"agents call one by one. On another GPU, start {SERVER_COMMAND}, and set "
-            "vllm_mode='server', vllm_server_base_url='http://HOST:8000'."
+            f"GRPOConfig has use_vllm=True, vllm_mode={trainer.vllm_mode!r}; expected 'server', "
+            f"because agents don't make their calls in batches. Start {SERVER_COMMAND} on another "
+            "GPU, and set vllm_mode='server', vllm_server_base_url='http://HOST:8000'."
         )

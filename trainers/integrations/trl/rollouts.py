@@ -1,12 +1,12 @@
-"""``Rollouts``: evert's agents as the ``rollout_func`` of TRL's ``GRPOTrainer``.
+"""``Rollouts``: evert agents as a ``rollout_func`` for TRL's ``GRPOTrainer``.
 
     rollouts = Rollouts("my.module:agent", tasks, renderer_name="qwen3_instruct")
     GRPOTrainer(model=..., rollout_func=rollouts, train_dataset=rollouts.dataset,
                 reward_funcs=rollouts.reward, args=GRPOConfig(...))
 
-TRL passes only the column ``prompt`` to a ``rollout_func``, each prompt once per rollout, so this
-column has the number of the task. Besides tokens, the ``rollout_func`` returns the episode's
-reward, task and metrics, and TRL passes these three to the reward function.
+TRL only passes the ``prompt`` column to a ``rollout_func``, once per rollout, so we store the index
+of the task in that column. In addition to the tokens, the ``rollout_func`` returns the episode's
+reward, task and metrics, which TRL then passes to the reward function.
 """
 # pyright: reportMissingImports=false
 
@@ -49,37 +49,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 METRICS = "evert/"
-"""Prefix of the episodes' metrics in TRL's logs."""
+"""Prefix for episode metrics in TRL's logs."""
 
 
 class Rollouts:
-    """The episodes of TRL's ``GRPOTrainer``; the module's example shows how to pass them.
+    """Plays episodes for TRL's ``GRPOTrainer``. See the module docstring for an example.
 
-    As with TRL's own tools, a completion is everything after the first prompt. It has at most
-    ``max_completion_length`` tokens; prompts beyond that are refused, like prompts that exceed the
-    model's context. Replies are sampled at the trainer's ``temperature``; ``limits`` and
-    ``context_length`` limit them further (``RolloutLimits(max_turn_tokens=...)`` limits one reply).
-    An episode whose agent fails is left out: it has no reward, does not count in its group's mean,
-    and none of its tokens is trained on. ``on_agent_error`` gives such episodes a reward instead.
+    As with TRL's own tools, everything after the first prompt is part of the completion, which has
+    at most ``max_completion_length`` tokens. Later prompts that exceed this limit are rejected, and
+    so are all prompts that exceed the model's context. Replies are sampled at the trainer's
+    ``temperature``. You can set additional limits with ``limits`` and ``context_length``
+    (``RolloutLimits(max_turn_tokens=...)`` limits the length of a reply). If an agent fails, its
+    episode is excluded: it gets no reward, does not affect the group's mean, and is not trained on.
+    To give it a reward instead, set ``on_agent_error``.
 
     Args:
         agent: The agent, or its import path.
-        tasks: The tasks, one per row of the dataset, or their import path.
-        test_tasks: The tasks of ``eval_dataset``, or their import path.
-        renderer_name: The Cookbook renderer of the model's chat format. None: the renderer that
-            the Cookbook recommends for a model of this name.
+        tasks: The tasks, or their import path. Each one becomes a row of the dataset.
+        test_tasks: The tasks for ``eval_dataset``, or their import path.
+        renderer_name: The Cookbook renderer for the model's chat format. Defaults to the renderer
+            that the Cookbook recommends for the model.
         parallel: Maximum number of concurrent episodes.
-        **options: Options of ``ChatAgentEnv``.
+        **options: Options for ``ChatAgentEnv``.
 
     Attributes:
-        dropped_lineages: How many token sequences have been left out so far, because TRL takes one
-            per rollout.
-        failed: How many episodes have been left out so far.
+        dropped_lineages: How many token sequences have been dropped so far, because TRL only uses
+            one per rollout.
+        failed: How many episodes have been excluded so far.
 
     Raises:
-        InvalidAgentError: ``agent`` is invalid, takes other arguments, or needs a group or seats.
+        InvalidAgentError: ``agent`` is invalid, has the wrong signature, or needs a group or seats.
         InvalidDatasetError: There are no tasks.
-        TypeError, ValueError: An option is unknown, or has an invalid value.
+        TypeError, ValueError: An option is unknown or has an invalid value.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Rollouts:
         self._agent = load_agent(agent)
         train, test = load_tasks(tasks), load_tasks(test_tasks)
         if not train:
-            raise InvalidDatasetError("Rollouts need at least one task, got none.")
+            raise InvalidDatasetError("Rollouts requires at least one task, got none.")
         inspect_agent(self._agent, train[0])
         self._options = options_with_own(self._agent, options)
         if renderer_name is not None and "renderer" not in options:
@@ -111,28 +112,28 @@ class Rollouts:
         self.dropped_lineages = 0
         self.failed = 0
 
-    # -- arguments of GRPOTrainer ----------------------------------------------------------------
+    # -- arguments for GRPOTrainer ---------------------------------------------------------------
 
     @property
     def dataset(self) -> "Dataset":
-        """The ``train_dataset``: one row per task."""
+        """The ``train_dataset``, with one row per task."""
         return _dataset(range(self._train))
 
     @property
     def eval_dataset(self) -> "Dataset":
-        """The ``eval_dataset``: one row per test task."""
+        """The ``eval_dataset``, with one row per test task."""
         return _dataset(range(self._train, len(self._tasks)))
 
     def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
-        """Play an episode for each prompt, as TRL's ``rollout_func``.
+        """Play one episode per prompt. This is the ``rollout_func`` that TRL calls.
 
         Returns:
-            ``prompt_ids``, ``completion_ids``, ``env_mask`` and ``logprobs``, and for reward
-            functions ``task``, ``episode_reward`` and ``episode_metrics``: one row per prompt.
-            ``logprobs`` is None if the policy does not compute them at its sampling temperature.
+            A dict with one row per prompt: ``prompt_ids``, ``completion_ids``, ``env_mask`` and
+            ``logprobs``, and ``task``, ``episode_reward`` and ``episode_metrics`` for reward
+            functions. ``logprobs`` is None if they are not available at the sampling temperature.
 
         Raises:
-            AgentError: Every episode failed.
+            AgentError: All episodes failed.
             InvalidDatasetError: A prompt is not from ``dataset``.
             UsageError: The trainer's settings are not supported.
         """
@@ -160,10 +161,10 @@ class Rollouts:
         log_extra: Callable[[str, list[Any]], None],
         **_: Any,
     ) -> list[float | None]:
-        """Return the episodes' rewards and log their metrics, as one of TRL's ``reward_funcs``.
+        """Return the episodes' rewards and log their metrics. Pass this to ``reward_funcs``.
 
         Returns:
-            One reward per completion; None if the episode is left out.
+            One reward per completion, or None for excluded episodes.
         """
         for metrics in episode_metrics:
             for name, value in metrics.items():
@@ -185,7 +186,7 @@ class Rollouts:
         return await side_by_side(map(play_task, tasks))
 
     def _options_with(self, source: TrlPolicy, trainer: Any) -> EnvOptions:
-        """Return the options, with a renderer, and with the limits of the model and the trainer."""
+        """Add a renderer and the limits of the model and the trainer to the options."""
         renderer = self._options.get("renderer")
         if renderer is None:
             model = str(trainer.accelerator.unwrap_model(trainer.model).config.name_or_path)
@@ -209,24 +210,24 @@ class Rollouts:
             return self._tasks[int(prompt)]
         except (IndexError, TypeError, ValueError) as error:
             raise InvalidDatasetError(
-                f"rollout_func got the prompt {prompt!r:.200}; expected the number of one of its "
-                f"{len(self._tasks)} tasks. Pass train_dataset=rollouts.dataset of this Rollouts."
+                f"rollout_func got the prompt {prompt!r:.200}; expected the index of one of its "
+                f"{len(self._tasks)} tasks. Pass train_dataset=rollouts.dataset from this Rollouts."
             ) from error
 
     # -- counts and warnings ---------------------------------------------------------------------
 
     def _count(self, episodes: Sequence[TrlResult]) -> None:
-        """Count and log the token sequences and episodes that are left out.
+        """Count and log the token sequences that were dropped and the episodes that were excluded.
 
         Raises:
-            AgentError: Every episode failed.
+            AgentError: All episodes failed.
         """
         dropped = int(sum(episode.metrics[DROPPED] for episode in episodes))
         if dropped and not self.dropped_lineages:
             logger.warning(
-                "Episodes of the agent %s have several token sequences (sub-agents, or an edited "
-                "history). TRL trains only on the last one per rollout: %s of %s are left out in "
-                "this step. The metric %s%s counts them.",
+                "Episodes of the agent %s have several token sequences (because of sub-agents or "
+                "an edited history). TRL only trains on the last one per rollout, so %s of %s were "
+                "dropped in this step. See the metric %s%s.",
                 agent_name(self._agent),
                 dropped,
                 dropped + len(episodes),
@@ -243,15 +244,15 @@ class Rollouts:
         left_out = sum(episode.reward is None for episode in episodes)
         self.failed += left_out
         if left_out == len(episodes):
-            raise AgentError(f"Nothing to train on: every episode failed. {failures.describe()}")
+            raise AgentError(f"Nothing to train on: all episodes failed. {failures.describe()}")
 
 
 def _check_options(agent: Agent, options: EnvOptions) -> None:
     reasons = {
-        "seats": "has one policy and one token sequence per rollout. Train agents with several "
-        "seats with the Cookbook's loop",
-        "group_reward": "may split a group over processes. Pass GRPOTrainer a second reward "
-        "function, which gets task and episode_reward",
+        "seats": "only supports one policy and one token sequence per rollout. Use the Cookbook's "
+        "training loop for agents with several seats",
+        "group_reward": "may split a group across processes. Pass a second reward function to "
+        "GRPOTrainer, which receives task and episode_reward",
     }
     for name, reason in reasons.items():
         if name in options:

@@ -1,8 +1,8 @@
-"""evert's agents as environments of verifiers.
+"""Use evert agents as verifiers environments.
 
-``evert.verifiers`` has the public names, including those for the reverse direction: verifiers'
+The public API is in ``evert.verifiers``, which also contains the reverse direction: verifiers
 environments as agents (``envs/tasksets/verifiers.py``).
 
     plugins.py           ``AgentTaskset``, ``AgentHarness``: an agent and its tasks, for verifiers
-    answered_outside.py  plays an agent and has another framework answer its calls
+    answered_outside.py  run an agent while another framework answers its calls
 """

@@ -1,7 +1,7 @@
-"""Plays an agent and has another framework's endpoint answer its calls and keep the tokens.
+"""Run an agent while another framework's endpoint answers its calls and records the tokens.
 
-evert does not render or sample. Otherwise the agent runs as usual: blocking or async, with a client
-object or an SDK, with rewards, metrics, logs and errors.
+evert neither renders nor samples in this case. Everything else works as usual: agents can be
+blocking or async, use a client object or an SDK, and return rewards, metrics, logs and errors.
 """
 
 from typing import Any, Unpack
@@ -18,7 +18,7 @@ from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import EvertError
 
 REPORT = ("lineages", "drift", "tools_offered", NO_CALL, STOP_METRIC_PREFIX)
-"""Prefixes of metrics about an Env's tokens and ending, which are left out here."""
+"""Prefixes of metrics about the Env's tokens and how it ended, which we drop here."""
 
 
 async def play_at(
@@ -27,9 +27,9 @@ async def play_at(
     task: object = NO_TASK,
     **options: Unpack[EnvOptions],
 ) -> Outcome:
-    """Play an agent to its end; return the sum of its rewards, its metrics and its logs.
+    """Run an agent until it returns, and return its total reward, metrics and logs.
 
-    ``answer`` returns the policy's reply to a request. Options that concern tokens have no effect.
+    ``answer`` returns the policy's replies. Options related to tokens have no effect.
     """
     env = _Elsewhere(agent, task, **options)
     env.answer = answer
@@ -38,7 +38,9 @@ async def play_at(
     finally:
         await env.close()
     if not isinstance(end, InitialObservationOverflow):  # a call for a seat
-        raise EvertError("This agent called a seat, but there are no seats. Call the policy.")
+        raise EvertError(
+            "The agent called a seat, but seats are not supported here. Call the policy instead."
+        )
     metrics = {k: value for k, value in end.metrics.items() if not k.startswith(REPORT)}
     logs = {key: value for key, value in end.logs.items() if key != NO_CALL}
     truncated = f"{STOP_METRIC_PREFIX}{TRUNCATED}" in end.metrics
@@ -50,5 +52,5 @@ class _Elsewhere(ChatAgentEnv):
 
     async def _begin(self) -> tuple[Episode, Inbox[Any]]:
         episode, inbox = await super()._begin()
-        episode.routes.instead = self.answer  # before the agent can make a call
+        episode.routes.instead = self.answer  # set before the agent's first call
         return episode, inbox

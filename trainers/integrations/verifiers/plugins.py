@@ -1,13 +1,14 @@
-"""``AgentTaskset`` and ``AgentHarness``: an agent and its tasks as plugins of verifiers.
+"""``AgentTaskset`` and ``AgentHarness``: an agent and its tasks as verifiers plugins.
 
-verifiers finds plugins by module name, so write a module that exports them:
+verifiers looks up plugins by module name, so you need a module that exports them:
 
     from evert.verifiers import AgentHarness, AgentTaskset
 
     __all__ = ["AgentHarness", "AgentTaskset"]
 
-verifiers gives each rollout an endpoint and a key, and records the calls to it, with token ids if
-prime-rl trains. The agent calls this endpoint (``answered_outside.py``); the trace has its reward.
+For each rollout, verifiers provides an endpoint and a key, and records all calls to the endpoint,
+including token ids when training with prime-rl. The agent's calls are sent to this endpoint
+(``answered_outside.py``), and its reward is added to the trace.
 """
 
 # pyright: reportMissingImports=false
@@ -26,13 +27,13 @@ from evert.trainers.integrations.verifiers.answered_outside import play_at
 
 
 class AgentTaskData(vf.TaskData):  # type: ignore[misc]
-    """One task of the agent; JSON must be able to represent it."""
+    """A task for the agent, which must be JSON-serializable."""
 
     task: Any
 
 
 class AgentTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
-    """The setting of an ``AgentTaskset``.
+    """Config for ``AgentTaskset``.
 
     Attributes:
         tasks: Import path of a sequence of tasks, 'package.module:NAME'.
@@ -42,7 +43,7 @@ class AgentTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
 
 
 class AgentTaskset(vf.Taskset[vf.Task[AgentTaskData], AgentTasksetConfig]):  # type: ignore[misc]
-    """A taskset of verifiers with the tasks of an import path."""
+    """A verifiers taskset that loads its tasks from an import path."""
 
     def load(self) -> Iterator[Any]:
         """Yield each task as a ``vf.Task``."""
@@ -51,12 +52,12 @@ class AgentTaskset(vf.Taskset[vf.Task[AgentTaskData], AgentTasksetConfig]):  # t
 
 
 class AgentHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
-    """The settings of an ``AgentHarness``.
+    """Config for ``AgentHarness``.
 
     Attributes:
-        agent: The agent's import path, 'package.module:name'.
-        policy_names: The model names with which the agent calls the policy, as in ``ChatAgentEnv``.
-        agent_timeout: Maximum seconds between two calls of the agent; None: no limit.
+        agent: Import path of the agent, 'package.module:name'.
+        policy_names: Model names that refer to the policy, as in ``ChatAgentEnv``.
+        agent_timeout: Maximum seconds between two calls by the agent. None disables the timeout.
     """
 
     agent: str = ""
@@ -65,7 +66,7 @@ class AgentHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
 
 
 class AgentHarness(vf.Harness[AgentHarnessConfig]):  # type: ignore[misc]
-    """A harness that plays an agent in this process, and records its reward and metrics."""
+    """A harness that runs an agent in this process and records its reward and metrics."""
 
     NEEDS_CONTAINER = False
     EXECUTES_CODE = False
@@ -84,12 +85,12 @@ class AgentHarness(vf.Harness[AgentHarnessConfig]):  # type: ignore[misc]
 
         Raises:
             AgentError, AgentTimeoutError, RewardError: The agent failed.
-            InvalidAgentError: There is no such agent, or the task has tool servers.
+            InvalidAgentError: The agent does not exist, or the task has tool servers.
         """
         if mcp_urls:
             raise InvalidAgentError(
-                f"This task has tool servers ({', '.join(mcp_urls)}), but an evert agent "
-                "has its own tools. Use a verifiers harness for this task."
+                f"This task has tool servers ({', '.join(mcp_urls)}), but evert agents bring their "
+                "own tools. Use a verifiers harness for this task."
             )
         config = self.config
         outcome = await play_at(

@@ -1,13 +1,13 @@
-"""evert's agents under verl's trainers: an agent loop that is named in verl's YAML.
+"""Train evert agents with verl, through an agent loop that is configured in verl's YAML.
 
-``evert.verl`` has the public names. In the order in which an episode uses the files:
+The public API is in ``evert.verl``. An episode uses these files, in this order:
 
-    agent_loop.py   ``EvertAgentLoop``: plays an episode of any agent, as a verl agent loop
-    settings.py     the loop's YAML: the agent, an Env's options, the task's place in a row
-    servers.py      a token completer of the Cookbook that samples from verl's servers
-    outputs.py      converts a trajectory to verl's outputs, one per lineage
+    agent_loop.py   ``EvertAgentLoop``: a verl agent loop that plays an episode of any agent
+    settings.py     the loop's YAML config: agent, Env options, and where to find the task in a row
+    servers.py      a Cookbook token completer that samples from verl's servers
+    outputs.py      converts a trajectory to verl outputs, one per lineage
 
-In addition:
+There is also:
 
-    dataset.py      writes tasks to a Parquet file for verl, and reads a row's task
+    dataset.py      writes tasks to a Parquet file for verl, and reads them back from a row
 """

@@ -1,7 +1,7 @@
 """``EvertAgentLoop``: a verl agent loop that plays an episode of any agent.
 
-verl's rollout workers create a loop for each episode, from the YAML file that
-``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names (``settings.py``).
+verl's rollout workers create a loop for each episode. It is configured in the YAML file given by
+``actor_rollout_ref.rollout.agent.agent_loop_config_path`` (see ``settings.py``).
 """
 
 # pyright: reportMissingImports=false
@@ -35,26 +35,26 @@ logger = logging.getLogger(__name__)
 class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """An evert agent as a verl agent loop.
 
-    If an agent raises an error, its episode fails: verl's V1 trainers log the error, and train on
-    the other episodes (``on_agent_error: -1.0`` scores such episodes instead).
+    If an agent raises an error, its episode fails. verl's V1 trainers log the error and train on
+    the remaining episodes. To give such episodes a reward instead, set ``on_agent_error: -1.0``.
 
     Args:
-        *args: verl's arguments.
+        *args: Arguments from verl.
         agent: Import path of the agent, 'package.module:function'.
-        renderer_name: The Cookbook renderer; None: the renderer that fits the model's name.
-        branches: How to train an episode with several token sequences. "all": each is an output;
-            "last": only the last is, and the others are counted (``lineages_left_out``). None:
-            "all" if the trainer supports it, else "last".
-        task: Path of the task in a row of the dataset: names joined by dots, or "row" for the whole
-            row. None: the path of ``write_dataset``; if a row lacks it, the agent gets no task.
-        name: The loop's name in the YAML.
-        tools: verl's tools; unused, since an agent has its own.
-        **settings: verl's arguments, and the episode settings of ``evert train``, such as
+        renderer_name: The Cookbook renderer. Defaults to the one that matches the model's name.
+        branches: How to train on episodes with several token sequences: "all" creates an output for
+            each sequence. "last" creates one for the last sequence, and counts the others in
+            ``lineages_left_out``. Defaults to "all" if the trainer supports it, and else "last".
+        task: Where to find the task in a row of the dataset: a dotted path, or "row" for the whole
+            row. Defaults to the path that ``write_dataset`` uses; rows without it have no task.
+        name: Name of the loop in the YAML file.
+        tools: verl's tools. Unused, because agents have their own tools.
+        **settings: Arguments from verl, and episode settings of ``evert train``, such as
             ``policy_names``, ``limits`` and ``on_agent_error``.
 
     Raises:
-        UsageError: A setting is unknown, or verl does not support it (seats).
-        InvalidAgentError: There is no such agent.
+        UsageError: A setting is unknown, or not supported with verl (seats).
+        InvalidAgentError: The agent does not exist.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         super().__init__(*args, **verl_options)
         if self.rollout_config.enable_rollout_routing_replay:
             raise UsageError(
-                "rollout.enable_rollout_routing_replay is on, but evert's agent loop does not "
-                "pass the expert routing from the servers to the trainer. Turn it off, or use "
+                "rollout.enable_rollout_routing_replay is enabled, but evert's agent loop does "
+                "not pass the expert routing from the servers to the trainer. Disable it, or use "
                 "rollout_correction."
             )
         self._room = Room.of(self.rollout_config)
@@ -85,24 +85,24 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
             branches=branches,
             task=task,
             room=self._room,
-            # Only verl's V1 trainers have a TransferQueue, which accepts several outputs.
+            # only verl's V1 trainers have a TransferQueue, which accepts several outputs
             takes_lists=bool(self.config.transfer_queue.enable),
         )
 
     async def run(
         self, sampling_params: dict[str, Any], **row: Any
     ) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """Play the episode of a dataset's row, with verl's sampling parameters.
+        """Play an episode for one row of the dataset, with verl's sampling parameters.
 
         Returns:
-            One output; with ``branches`` "all", a list with an output per lineage.
+            A single output, or a list with one output per lineage if ``branches`` is "all".
 
         Raises:
-            EvertError: As for ``ChatAgentEnv.step`` and ``ServerPolicy``.
+            EvertError: See ``ChatAgentEnv.step`` and ``ServerPolicy``.
         """
         settings = self._settings
         task = task_of(row, settings.task)
-        fixed = self.rollout_config.full_determinism  # use the request ids of verl's own loops
+        fixed = self.rollout_config.full_determinism  # same request ids as verl's own loops
         name = f"det-{int(row.get('priority', 0))}" if fixed else uuid4().hex
         policy = ServerPolicy(
             self.server_manager, name, sampling_params, self._room, self.tokenizer
@@ -120,7 +120,7 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
             generate_sequences=policy.seconds, num_preempted=policy.preempted
         )
         first, last = policy.versions
-        if env.turns == 0:  # report the weights that would have sampled
+        if env.turns == 0:  # nothing was sampled, so report the current weights
             first = last = int(row.get("global_steps", 1)) - 1
         fields = {"min_global_steps": first, "max_global_steps": last}
         blank = self.tokenizer.eos_token_id or 0
@@ -128,7 +128,7 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         left_out = results[-1].extra_fields["reward_extra_info"][LEFT_OUT]
         if left_out:
             logger.warning(
-                "%d lineages of an episode are not trained on: branches is 'last'.", left_out
+                "%d lineages of an episode are not used: branches is set to 'last'.", left_out
             )
         return results if settings.branches == ALL else results[-1]
 

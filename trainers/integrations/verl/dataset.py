@@ -1,8 +1,8 @@
-"""Writes tasks to the Parquet file that verl reads, and reads a row's task back.
+"""Write tasks to a Parquet file for verl, and read them back from a row.
 
-A row has its task as JSON (``extra_info.task_json``), so that the agent gets the task unchanged:
-Parquet itself would give all tasks the same keys, and all values of a key the same type. For other
-datasets, the loop's YAML has the task's path in a row, such as ``task: extra_info.question``.
+Tasks are stored as JSON in ``extra_info.task_json``, so that agents receive them unchanged. Parquet
+itself would force all tasks to have the same keys with the same types. For other datasets, set the
+path of the task in the loop's YAML file, for example ``task: extra_info.question``.
 """
 
 # pyright: reportMissingImports=false
@@ -17,10 +17,10 @@ from evert.bridge.errors import InvalidDatasetError, repr_of
 from evert.bridge.groups.tasks import load_tasks
 
 TASK_PATH = "extra_info.task_json"
-"""The path in a row at which ``write_dataset`` writes a task."""
+"""Where ``write_dataset`` stores the task in a row."""
 
 WHOLE_ROW = "row"
-"""Used instead of a path if the task is the whole row, as a dict."""
+"""Special path that makes the whole row the task, as a dict."""
 
 
 def write_dataset(
@@ -33,20 +33,20 @@ def write_dataset(
     """Write tasks as a dataset for verl's ``data.train_files`` or ``data.val_files``.
 
     Args:
-        path: The file, ``*.parquet``.
-        tasks: A sequence, or its import path 'package.module:name'. Each task must be JSON:
-            numbers, strings, lists and dicts of them.
-        agent_name: The ``name``, in the YAML, of the agent loop that plays the tasks.
-        data_source: The name under which verl reports validation on these tasks.
+        path: Output file, ``*.parquet``.
+        tasks: A sequence of tasks, or its import path 'package.module:name'. Tasks must be
+            JSON-serializable: numbers, strings, lists and dicts.
+        agent_name: The ``name`` of the agent loop in the YAML file that should play the tasks.
+        data_source: The name that verl uses to report validation results on these tasks.
 
     Raises:
-        InvalidDatasetError: There are no tasks, or JSON cannot represent one of them.
+        InvalidDatasetError: There are no tasks, or a task is not JSON-serializable.
     """
     import datasets
 
     task_list = load_tasks(tasks)
     if len(task_list) == 0:
-        raise InvalidDatasetError("A dataset needs at least one task, got none.")
+        raise InvalidDatasetError("A dataset requires at least one task, got none.")
     rows = [
         {
             "data_source": data_source,
@@ -61,10 +61,13 @@ def write_dataset(
 
 
 def task_of(row: Mapping[str, Any], path: str | None) -> Any:
-    """Return a row's task at a path; by default at that of ``write_dataset``, or else NO_TASK.
+    """Return the task at ``path`` in a row.
+
+    If ``path`` is None, look where ``write_dataset`` puts the task, and return NO_TASK if there
+    is none.
 
     Raises:
-        InvalidDatasetError: The row has nothing at ``path``.
+        InvalidDatasetError: ``path`` does not exist in the row.
     """
     if path == WHOLE_ROW:
         return dict(row)
@@ -74,9 +77,9 @@ def task_of(row: Mapping[str, Any], path: str | None) -> Any:
             if path is None:
                 return NO_TASK
             raise InvalidDatasetError(
-                f"A row of the dataset has no {path!r}; it has {_paths(row)}. In the agent loop's "
-                "YAML, set the path of the task (task: extra_info.question, or task: row for the "
-                "whole row), or omit it and create the dataset with evert.verl.write_dataset."
+                f"A row of the dataset has no {path!r}; available: {_paths(row)}. Set the path of "
+                "the task in the agent loop's YAML (task: extra_info.question, or task: row for "
+                "the whole row), or omit it and create the dataset with evert.verl.write_dataset."
             )
         value = value[name]
     return json.loads(value) if path is None else value
@@ -87,12 +90,12 @@ def _as_json(task: Any, index: int) -> str:
         text = json.dumps(task)
         if json.loads(text) == task:
             return text
-        reason = "changes in a round trip through JSON"
+        reason = "changes in a JSON round trip"
     except (TypeError, ValueError) as error:
-        reason = f"cannot be written as JSON ({error})"
+        reason = f"is not JSON-serializable ({error})"
     raise InvalidDatasetError(
         f"Task {index}, {repr_of(task)}, {reason}; expected numbers, strings, lists and dicts with "
-        "string keys. Write the task's number or name, and let the agent look up the task."
+        "string keys. You can also write the task's index or name, and let the agent look it up."
     )
 
 

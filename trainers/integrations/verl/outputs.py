@@ -1,4 +1,4 @@
-"""Converts a trajectory to verl's outputs: one per lineage, or only for the last lineage."""
+"""Convert a trajectory to verl outputs, either one per lineage or only the last lineage."""
 
 # pyright: reportMissingImports=false
 
@@ -12,7 +12,7 @@ from evert.bridge.records.sequences import TokenSequence, sequences
 from evert.trainers.integrations.verl.settings import ALL, LoopSettings, Room
 
 LEFT_OUT = "lineages_left_out"
-"""Key of ``reward_extra_info``: how many lineages of the episode are not trained on."""
+"""Key in ``reward_extra_info``: how many lineages of the episode are not trained on."""
 
 
 def outputs(
@@ -25,9 +25,9 @@ def outputs(
 ) -> list[AgentLoopOutput]:
     """Return the outputs of an episode, each with the reward of the whole episode.
 
-    verl takes an episode's advantage from its last output, so an output with sampled tokens comes
-    last. An episode without a model call becomes one output without sampled tokens, so that its
-    reward counts in its group, as with the Cookbook.
+    verl computes an episode's advantage from its last output, so we put an output with sampled
+    tokens last. An episode without model calls becomes a single output without sampled tokens, so
+    that its reward still counts for the group, as in the Cookbook.
     """
     lineages = sequences(trajectory) or [TokenSequence([blank], [blank], [0], [0.0])]
     lineages.sort(key=lambda sequence: any(sequence.response_mask))
@@ -60,7 +60,7 @@ def outputs(
 
 
 def _fitted(sequence: TokenSequence, room: Room) -> TokenSequence:
-    """Move prompt tokens beyond verl's limit to the response, masked as not sampled."""
+    """Move prompt tokens that exceed verl's limit to the response, and mask them."""
     overflow = sequence.prompt_ids[room.prompt :]
     return replace(
         sequence,

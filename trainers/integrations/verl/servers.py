@@ -1,4 +1,4 @@
-"""A token completer of the Cookbook that samples from verl's servers."""
+"""A Cookbook token completer that samples from verl's servers."""
 
 import time
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from evert.trainers.integrations.verl.settings import Room
 
 
 class ServerReplyError(EvertError, RuntimeError):
-    """The reply of a verl server cannot be trained on."""
+    """A verl server returned a reply that cannot be used for training."""
 
 
 class ServerPolicy(TokenCompleter):
-    """The policy of one episode; the same server samples all turns, so that its cache is used."""
+    """The policy for one episode. All turns use the same server to benefit from its cache."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class ServerPolicy(TokenCompleter):
         self._turns = 0
         self.seconds = 0.0
         self.preempted = -1
-        """How many times the servers preempted a reply; -1: unknown."""
+        """How many times the servers preempted a reply; -1 if unknown."""
         self.versions: tuple[int | None, int | None] = (None, None)
-        """Versions of the weights that sampled the first and the last turn; None: unknown."""
+        """Weight versions that sampled the first and the last turn; None if unknown."""
 
     async def __call__(
         self,
@@ -49,9 +49,9 @@ class ServerPolicy(TokenCompleter):
         """Sample one turn.
 
         Raises:
-            UnsupportedPromptError: The prompt has images.
+            UnsupportedPromptError: The prompt contains images.
             UsageError: The first prompt is too long.
-            ServerReplyError: The reply was aborted, or lacks some log-probabilities.
+            ServerReplyError: The reply was aborted, or some log-probabilities are missing.
         """
         prompt = self._prompt(model_input)
         room = self._room.context - len(prompt)
@@ -75,15 +75,15 @@ class ServerPolicy(TokenCompleter):
             prompt = model_input.to_ints()
         except ValueError as error:
             raise UnsupportedPromptError(
-                "A prompt has more than token ids (an image?), but evert's agent loop sends only "
-                "token ids to verl. Remove images, or train with the Cookbook's loop."
+                "A prompt contains something other than token ids (an image?), but evert's agent "
+                "loop can only send token ids to verl. Remove images, or use the Cookbook's loop."
             ) from error
         if self._turns == 0 and len(prompt) > self._room.prompt:
             raise too_long(f"it has {len(prompt)} tokens", self._room)
         return prompt
 
     def _stops(self, stop: StopCondition) -> dict[str, Any]:
-        """Return stops for a server; control tokens as ids, since the server's text lacks them."""
+        """Return stop settings. Special tokens must be ids, since the server's text omits them."""
         control = self._tokenizer.get_added_vocab()
         ids = [mark if isinstance(mark, int) else control.get(mark) for mark in stop]
         texts = [mark for mark in stop if isinstance(mark, str) and mark not in control]
@@ -108,9 +108,9 @@ class ServerPolicy(TokenCompleter):
 def too_long(reason: str, room: Room) -> UsageError:
     """Return the error for a first prompt that is too long."""
     return UsageError(
-        f"An agent's first prompt is too long ({reason}); verl has room for "
-        f"data.max_prompt_length={room.prompt}. Raise that, and "
-        "actor_rollout_ref.rollout.prompt_length if you set it, or shorten the prompt."
+        f"An agent's first prompt is too long ({reason}) for verl's "
+        f"data.max_prompt_length={room.prompt}. Increase that setting (and "
+        "actor_rollout_ref.rollout.prompt_length, if you set it), or shorten the prompt."
     )
 
 
@@ -118,14 +118,14 @@ def _logprobs(output: Any) -> list[float] | None:
     if output.stop_reason in ("aborted", "abort"):
         raise ServerReplyError(
             f"A verl server aborted a reply after {len(output.token_ids)} tokens; expected a "
-            "complete reply. The episode is left out."
+            "complete reply. The episode is excluded."
         )
     if not output.log_probs and output.token_ids:
-        return None  # rollout.calculate_log_probs is off
+        return None  # rollout.calculate_log_probs is disabled
     logprobs = [float(value) for value in output.log_probs or ()]
     if len(logprobs) != len(output.token_ids):
         raise ServerReplyError(
-            f"A verl server gave {len(logprobs)} log-probabilities for {len(output.token_ids)} "
-            "tokens; expected one for each token."
+            f"A verl server returned {len(logprobs)} log-probabilities for "
+            f"{len(output.token_ids)} tokens; expected one per token."
         )
     return logprobs

@@ -1,12 +1,12 @@
-"""The settings of an agent loop's YAML, checked.
+"""Parse and validate the YAML config of an agent loop.
 
-- name: evert                              # a row's agent_name, or verl's default_agent_loop
+- name: evert                              # matches agent_name in a row, or default_agent_loop
   _target_: evert.verl.EvertAgentLoop
   agent: my.module:agent
-  renderer_name: qwen3                     # a Cookbook renderer; default: by the model's name
+  renderer_name: qwen3                     # default: the Cookbook renderer that matches the model
   branches: all                            # or last
-  task: extra_info.question                # default: the path of write_dataset
-  policy_names: [gpt-4o]                   # and any other episode setting of `evert train`
+  task: extra_info.question                # default: the path used by write_dataset
+  policy_names: [gpt-4o]                   # or any other episode setting of `evert train`
   limits: {max_turns: 10, max_turn_tokens: 512}
 """
 
@@ -37,16 +37,16 @@ _MAPPINGS = {
 
 @dataclass(frozen=True)
 class Room:
-    """The lengths of verl's tensors, in tokens."""
+    """Lengths of verl's tensors, in tokens."""
 
     prompt: int
     response: int
     context: int
-    """Maximum tokens of a prompt and its reply together, at most ``prompt`` + ``response``."""
+    """Maximum length of a prompt plus its reply, at most ``prompt`` + ``response``."""
 
     @staticmethod
     def of(rollout: Any) -> "Room":
-        """Return the lengths that a rollout's configuration sets."""
+        """Read the lengths from verl's rollout config."""
         total = rollout.prompt_length + rollout.response_length
         return Room(
             rollout.prompt_length,
@@ -61,9 +61,9 @@ class LoopSettings:
 
     agent: Agent
     branches: str
-    """ALL: each lineage is an output; LAST: only the last lineage is."""
+    """ALL to create an output per lineage, or LAST to only use the last lineage."""
     task: str | None
-    """Path of the task in a row; None: the path of ``write_dataset``."""
+    """Path of the task in a row; None for the path that ``write_dataset`` uses."""
     options: EnvOptions
 
 
@@ -76,11 +76,11 @@ def read_loop_settings(
     room: Room,
     takes_lists: bool,
 ) -> LoopSettings:
-    """Return the settings of one agent loop.
+    """Parse the settings of an agent loop.
 
     Raises:
-        UsageError: A setting is unknown, or verl does not support it.
-        InvalidAgentError: There is no such agent.
+        UsageError: A setting is unknown, or not supported with verl.
+        InvalidAgentError: The agent does not exist.
     """
     gathered: dict[str, Any] = {}
     for name, value in gather(raw_settings, _MAPPINGS).items():
@@ -89,16 +89,16 @@ def read_loop_settings(
     settings = read_settings(EpisodeSettings, gathered)
     if settings.seats:
         raise UsageError(
-            f"seats: {list(settings.seats)} in a verl agent loop: verl trains one policy, with one "
-            "reward per episode, so seats cannot have separate rewards and baselines. Train agents "
-            "with several roles with the Cookbook's loop (evert train seats=...), or make one role "
-            "the policy and the others frozen (models: ...)."
+            f"seats: {list(settings.seats)} is not supported with verl, which trains one policy "
+            "with one reward per episode, so seats cannot have separate rewards and baselines. Use "
+            "the Cookbook's loop for agents with several roles (evert train seats=...), or make "
+            "one role the policy and the others frozen models (models: ...)."
         )
     for name, model in models.items():
         if isinstance(model, TinkerModel):
             raise UsageError(
-                f"models.{name} names weights, but verl's workers have no engine for them. Serve "
-                f"the weights (evert serve, vLLM), and give the URL: models: {{{name}: "
+                f"models.{name} is set to weights, but verl's workers have no engine to load them. "
+                f"Serve the weights (evert serve, vLLM) and pass the URL: models: {{{name}: "
                 "'http://host/v1#model'}."
             )
     loaded_agent = load_agent(agent)
@@ -111,11 +111,12 @@ def read_loop_settings(
 
 def _branches(branches: str | None, takes_lists: bool) -> str:
     if branches not in (None, ALL, LAST):
-        raise UsageError(f"branches is {branches!r}; expected 'all', 'last', or nothing.")
+        raise UsageError(f"branches is {branches!r}; expected 'all' or 'last', or leave it out.")
     if branches == ALL and not takes_lists:
         raise UsageError(
-            "branches: all, but this verl trainer takes one output per episode; only verl's V1 "
-            "trainers take several (trainer.use_v1=True, the default of main_ppo). Use branches: "
-            "last, which trains on the last lineage and counts the others as lineages_left_out."
+            "branches: all is not supported by this verl trainer, which accepts one output per "
+            "episode. Only verl's V1 trainers accept several (trainer.use_v1=True, the default in "
+            "main_ppo). Use branches: last, which trains on the last lineage and counts the others "
+            "in lineages_left_out."
         )
     return branches or (ALL if takes_lists else LAST)

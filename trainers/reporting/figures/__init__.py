@@ -1,13 +1,13 @@
-"""Every figure of the project: functions from data to a Matplotlib ``Figure``.
+"""All plots, as functions that take data and return a Matplotlib ``Figure``.
 
 In reading order:
 
-    colours.py       the colours of runs
-    style.py         the style that all figures share: colours, sizes, line labels; ``save``
-    curves.py        a metric by step or by time; a run's rewards
-    bars.py          scores with their intervals; where the time went
+    colours.py       colours of runs
+    style.py         shared style: colours, sizes and line labels; and ``save``
+    curves.py        metrics by step or time, and the rewards of a run
+    bars.py          scores with confidence intervals, and where the time went
     pass_at_plot.py  pass@k by k
-    sweep.py         a sweep's runs as parallel coordinates
-    formatting.py    formats numbers and long texts
+    sweep.py         the runs of a sweep as parallel coordinates
+    formatting.py    formatting of numbers and long texts
     metrics.py       a run's metrics by step
 """

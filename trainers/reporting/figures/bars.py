@@ -1,6 +1,7 @@
-"""Bar charts: models' success with its 95 % interval, and where runs' time went.
+"""Bar charts of the success rates of models with 95% intervals, and of where the time went.
 
-Bars are horizontal, so that long names are readable; shares, intervals and counts are beside them.
+The bars are horizontal to leave room for long names. Rates, intervals and counts are shown next to
+them.
 """
 
 import itertools
@@ -16,19 +17,19 @@ from evert.trainers.reporting.figures.style import INK, SMALL, SOFT, Axes, plain
 
 SPLITS = {"train": "seen in training", "test": "held out"}
 PARTS = (("#22405c", "#ffffff"), ("#5b86a8", "#ffffff"), ("#a5c0d6", INK), ("#dbe4ec", INK))
-"""Colours of the parts of the time, and of the numbers on these parts."""
+"""Colours of the parts of the time, and of the numbers shown on them."""
 LONGEST = 28
-"""Maximum characters of a bar's name."""
+"""Maximum length of a bar's name."""
 
 
 def draw_splits(title: str, scores: Sequence[Score]) -> Figure:
-    """Draw a group of bars per model, with a bar per split."""
+    """Draw a group of bars per model, with one bar per split."""
     splits = [SPLITS.get(score.split, score.split) for score in scores]
     return _draw_shares(title, scores, [_name(score.model) for score in scores], splits)
 
 
 def draw_categories(title: str, scores: Sequence[Score]) -> Figure:
-    """Draw a group of bars per category, with a bar per model; both splits count together."""
+    """Draw a group of bars per category, with one bar per model. Splits are combined."""
     models = [_name(score.model) for score in scores]
     return _draw_shares(title, scores, [score.category for score in scores], models)
 
@@ -58,7 +59,7 @@ def _draw_shares(
     _lay(axes, ticks, place - 0.4)
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    style.head(axes, title, "share of episodes that succeeded, with its 95 % interval")
+    style.head(axes, title, "share of successful episodes, with 95 % confidence interval")
     return figure
 
 
@@ -73,7 +74,7 @@ def _draw_share(axes: Axes, place: float, score: Score, colour: str) -> None:
 
 
 def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]) -> Figure:
-    """Draw a bar per run with its seconds by part; runs with None (not recorded) have no bar."""
+    """Draw one bar per run, showing how its time was spent. Skip runs with None (not recorded)."""
     pairs = zip(style.short_names(labels), spent, strict=True)
     rows = [(plain(name, LONGEST), parts) for name, parts in pairs if parts]
     totals = [sum(parts.values()) or 1.0 for _, parts in rows]
@@ -96,7 +97,7 @@ def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]
 
 
 def _lay(axes: Axes, ticks: Mapping[float, str], bottom: float) -> None:
-    """Label horizontal bars, from top to bottom."""
+    """Label the bars and order them from top to bottom."""
     axes.set_yticks(list(ticks), list(ticks.values()))
     axes.set_ylim(bottom, -0.6)
     axes.grid(visible=False, axis="y")

@@ -1,6 +1,6 @@
-"""Line charts: a metric by step or by time, of one or several runs.
+"""Line charts of a metric by step or by time, for one or more runs.
 
-Many points are drawn as a faint raw line and a bold smoothed line; few points have markers.
+Long curves are drawn as a faint raw line and a bold smoothed line. Short curves have markers.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from evert.trainers.reporting.figures.metrics import Curve, thinned
 from evert.trainers.reporting.figures.style import DASHES, Axes, head, new_figure
 
 Line: TypeAlias = tuple[str, Curve, str, str]
-"""A line to draw: its name, points, colour and dashes."""
+"""Name, points, colour and dash style of a line."""
 
 REWARD = "mean reward of an episode, temperature 1"
 REWARDS = (("in training", COLOURS[5]), ("held out", COLOURS[1]))
 FEW = 10
-"""Curves with fewer points are drawn unsmoothed, with markers."""
+"""Curves with fewer points are not smoothed, and have markers."""
 FLAT = 10
-"""Lines whose range is at most a tenth of their largest value are flat."""
+"""Lines are considered flat if their range is at most a tenth of their largest value."""
 LEAST = {"nats per token": 0.01}
-"""Unit -> the smallest difference that matters."""
+"""Smallest relevant difference, by unit."""
 
 
 def draw_panel(
@@ -35,10 +35,10 @@ def draw_panel(
     by_clock: bool = False,
     smooth: float = 0.0,
 ) -> Figure:
-    """Draw a metric of each run; a single run is not named.
+    """Draw one line per run. If there is only one run, it is not labelled.
 
-    A curve without points has no line, but keeps its colour. ``smooth`` is the weight of earlier
-    values in the bold lines.
+    A curve without points is not drawn, but still takes up a colour. ``smooth`` is the smoothing
+    factor of the bold lines.
     """
     figure, (axes,) = new_figure(4.8, 3.1)
     names = style.short_names([name for name, _ in lines])
@@ -54,7 +54,7 @@ def draw_panel(
 
 
 def draw_run(title: str, train: Curve, held_out: Curve) -> Figure:
-    """Draw one run's rewards: by step on the left, by time on the right."""
+    """Draw the rewards of a run by step (left) and by time (right)."""
     figure, (by_step, by_clock) = new_figure(9.6, 3.6, 2)
     by_clock.sharey(by_step)
     lines = _rewards(train, held_out)
@@ -96,9 +96,9 @@ def _draw(
 
 
 def _settle(axes: Axes, unit: str, lines: Sequence[Line]) -> None:
-    """Set the limits of the y axis, so that shares show 0 to 1, and flat lines show 0.
+    """Set the limits of the y axis. Include 0 and 1 for fractions, and 0 for flat lines.
 
-    Intervals make the axis at most three times as long, and are cut off beyond that.
+    Intervals can make the axis at most three times as long. Beyond that, they are clipped.
     """
     scores = [score for _, curve, *_ in lines for score in curve.scores]
     if not scores:
@@ -117,7 +117,7 @@ def _settle(axes: Axes, unit: str, lines: Sequence[Line]) -> None:
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """Return the exponential moving average at each value; ``weight`` is that of earlier values."""
+    """Return the exponential moving average; ``weight`` is the weight of past values."""
     average, total_weight, out = 0.0, 0.0, []
     for value in values:
         average = weight * average + (1 - weight) * value
@@ -127,7 +127,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def mean(runs: Sequence[Curve]) -> Curve:
-    """Return the runs' mean at the steps that all of them have."""
+    """Return the mean over runs, for all steps that every run has."""
     scores = [dict(zip(run.steps, run.scores, strict=True)) for run in runs]
     steps = sorted(set.intersection(*map(set, scores))) if scores else []
     means = [sum(curve[step] for curve in scores) / len(scores) for step in steps]

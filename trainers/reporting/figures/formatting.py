@@ -1,15 +1,15 @@
-"""Formats numbers and long texts for readers."""
+"""Format numbers and long texts."""
 
 from typing import Any
 
 
 def show(value: Any) -> str:
-    """Format a setting or a measurement; floats get four digits."""
+    """Format a setting or a measurement. Floats get four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def count(value: float | None) -> str:
-    """Format a count: 12,345 or 1.23 M; "unknown" for None."""
+    """Format a count, like 12,345 or 1.23 M, or "unknown" for None."""
     if value is None:
         return "unknown"
     for size, unit in ((1e9, "G"), (1e6, "M")):
@@ -19,14 +19,14 @@ def count(value: float | None) -> str:
 
 
 def dollars(value: float | None) -> str:
-    """Format dollars with cents, or with three digits if below one dollar."""
+    """Format dollars with cents, or with three significant digits if less than one dollar."""
     if value is None:
         return "unknown"
     return f"${value:,.2f}" if value >= 0.995 or value == 0 else f"${value:.3g}"
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the first ``limit`` characters of a text, with the number of missing characters."""
+    """Truncate text to ``limit`` characters, and append how many characters are missing."""
     if len(text) <= limit:
         return text
     return f"{text[:limit]}… ({len(text) - limit:,} more characters)"

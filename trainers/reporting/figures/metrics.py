@@ -1,7 +1,9 @@
-"""A run's metrics by step: ``read_curve`` reads one metric from rows, ``curves`` the two rewards.
+"""Computes curves and times from a run's metrics by step.
 
-A row has the Cookbook's metrics of a step. ``clock`` returns the time at each step, ``time_spent``
-the time by part. ``rundir/metrics.py`` makes the rows from ``metrics.jsonl``.
+A row contains the Cookbook's metrics for a step. Rows are read from ``metrics.jsonl`` by
+``rundir/metrics.py``. ``read_curve`` returns the curve of a metric, and ``curves`` those of the
+training and held-out rewards. ``clock`` returns the time at each step, and ``time_spent`` the total
+time spent on sampling, training and so on.
 """
 
 import math
@@ -12,32 +14,32 @@ from typing import Any
 from evert.trainers.rundir.metrics import HELD_OUT_REWARD, TRAIN_REWARD
 
 TRAIN, HELD_OUT = "env/all/", "test/env/all/"
-"""Prefixes of the Cookbook's metrics of episodes, in training and held out."""
+"""Prefixes of the Cookbook's episode metrics, for training and held-out tasks."""
 TIME_PARTS = {
     "sampling": "time/sampling",
     "training": "time/train_step",
     "held-out scores": "time/run_evaluations_parallel",
 }
-"""Part of a step's time -> the Cookbook's metric; the remaining time is "the rest"."""
+"""The Cookbook's metric for each part of a step. The remaining time is "the rest"."""
 MOST_POINTS = 200
-"""Maximum points of a line; neighbours are averaged, since they share pixels."""
+"""Maximum number of points in a line. Beyond that, neighbouring points are averaged."""
 
 
 @dataclass
 class Curve:
-    """Scores in order of time; all lists have equal length."""
+    """Scores in chronological order. All lists have the same length."""
 
     steps: list[int] = field(default_factory=list)
-    """Counted from 1; held-out scores are measured after their step, or at 0 before training."""
+    """Steps, counted from 1. Held-out scores are measured after the step; 0 is before training."""
     seconds: list[float] = field(default_factory=list)
     """Training time so far."""
     scores: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
-    """Half the 95 % interval of each score, NaN if unknown; empty if there are no intervals."""
+    """Half the width of each score's 95% interval (NaN: unknown). Empty without intervals."""
 
 
 def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tuple[Curve, Curve]:
-    """Return training and held-out reward; ``after`` is the held-out reward of final weights."""
+    """Return the curves of training and held-out reward. ``after`` is the final held-out reward."""
     train = read_curve(rows, TRAIN_REWARD)
     held_out = read_curve(rows, HELD_OUT_REWARD, before_step=True)
     if after is not None and rows:
@@ -48,7 +50,7 @@ def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tup
 
 
 def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool = False) -> Curve:
-    """Return a metric's curve, without rows in which the metric is missing or not finite."""
+    """Return the curve of a metric, skipping rows where it is missing or not finite."""
     offset = 0 if before_step else 1
     times = clock(rows)[offset:]
     values = [(row["step"] + offset, t, row.get(key)) for row, t in zip(rows, times, strict=False)]
@@ -57,15 +59,15 @@ def read_curve(rows: Sequence[Mapping[str, Any]], key: str, *, before_step: bool
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a finite number, and so can be drawn."""
+    """Return whether a value is a finite number, so that it can be plotted."""
     try:
         return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # an integer too large for a float
+    except OverflowError:  # integer too large for a float
         return False
 
 
 def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the seconds of training before each step, and at the end; one value more than rows."""
+    """Return the seconds of training before each step, followed by the total."""
     times = [0.0]
     for row in rows:
         times.append(times[-1] + row.get("time/total", 0.0))
@@ -73,7 +75,7 @@ def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def time_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
-    """Return seconds by part, with "the rest"; None if sampling or training is not recorded."""
+    """Return the seconds spent on each part, or None if sampling or training was not recorded."""
     parts = {name: sum(row.get(key, 0.0) for row in rows) for name, key in TIME_PARTS.items()}
     if not (parts["sampling"] and parts["training"]):
         return None
@@ -81,7 +83,7 @@ def time_spent(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
 
 
 def thinned(values: Sequence[float], limit: int = MOST_POINTS) -> list[float]:
-    """Return at most ``limit`` values, each the mean of neighbours."""
+    """Reduce to at most ``limit`` values by averaging neighbours."""
     size = -(-len(values) // limit)
     chunks = [values[start : start + size] for start in range(0, len(values), max(1, size))]
     return [sum(chunk) / len(chunk) for chunk in chunks]

@@ -1,4 +1,4 @@
-"""Draws pass@k by k, which shows how much more a model solves with more attempts."""
+"""Plot pass@k by k, which shows how much more a model can solve with more attempts."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from evert.trainers.reporting.figures.colours import COLOURS
 
 
 def draw_pass_at(title: str, scores: Sequence[Score]) -> Figure:
-    """Draw pass@k by k with 95 % intervals, and a line per model and split."""
+    """Plot pass@k by k with 95% intervals, and one line per model and split."""
     figure, (axes,) = style.new_figure(6.0, 3.6)
     names = style.short_names([f"{score.model}, {score.split}" for score in scores])
     looks = [(colour, dashes) for dashes in style.DASHES for colour in COLOURS]
@@ -30,5 +30,5 @@ def draw_pass_at(title: str, scores: Sequence[Score]) -> Figure:
     axes.set_ylim(-0.03, 1.03)
     axes.set_xlabel("k", loc="right")
     style.name_ends(axes, ends)
-    style.head(axes, title, "share of tasks that one of k episodes solves, with 95 % interval")
+    style.head(axes, title, "share of tasks solved within k episodes, with 95 % interval")
     return figure

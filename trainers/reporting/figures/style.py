@@ -1,6 +1,7 @@
-"""The style of every figure: colours, sizes, names at the ends of lines; and saving as PNG.
+"""Shared style of all plots: colours, sizes, labels at the ends of lines; and saving as PNG.
 
-Only this folder uses Matplotlib, without ``pyplot``, which looks for windows and keeps all figures.
+Matplotlib is only used in this folder. We avoid ``pyplot``, because it looks for a display and
+keeps all figures in memory.
 """
 
 import io
@@ -16,16 +17,16 @@ from evert.trainers.reporting.figures.colours import COLOURS
 from evert.trainers.system.files import write_whole
 
 Axes: TypeAlias = Any
-"""Matplotlib's ``Axes``, which has mostly untyped methods."""
+"""Matplotlib's ``Axes``, whose methods are mostly untyped."""
 End: TypeAlias = tuple[str, float, float, str]
-"""The end of a line: the line's name, x, y and colour."""
+"""The end of a line: name, x, y and colour."""
 
 PAPER, INK, SOFT, GRID = "#ffffff", "#1d2329", "#56616c", "#e4e8ec"
 DASHES = ("-", "--")
 MOST_LINES = len(COLOURS) * len(DASHES)
-"""Maximum number of distinguishable lines."""
+"""Maximum number of lines that can be distinguished."""
 FEW_LINES = 6
-"""Maximum number of lines for names to take several rows."""
+"""With at most this many lines, labels can use several rows."""
 TITLE, SMALL = 11, 8.5
 """Font sizes, in points."""
 UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
@@ -33,7 +34,7 @@ PNG_COLOURS = 64
 
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """Make an empty figure with panels side by side; sizes are in inches."""
+    """Create an empty figure with panels side by side. Sizes are in inches."""
     figure = Figure(figsize=(width, height), dpi=200, layout="constrained", facecolor=PAPER)
     panels = list(figure.subplots(1, columns, squeeze=False)[0])
     for axes in panels:
@@ -48,16 +49,16 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, l
 
 
 def head(axes: Axes, title: str, about: str) -> None:
-    """Write the title, with the quantity and its unit below."""
+    """Add a title, with a description of the quantity and its unit below it."""
     axes.set_title(plain(title, 90), loc="left", fontsize=TITLE, weight="bold", color=INK, pad=20)
     axes.annotate(plain(about, 110), (0, 1), xytext=(0, 7), xycoords="axes fraction",
                   textcoords="offset points", fontsize=SMALL, color=SOFT)  # fmt: skip
 
 
 def name_ends(axes: Axes, ends: Sequence[End]) -> None:
-    """Name the lines beside the panel; call this last, since drawing changes the scale."""
+    """Label the lines next to the panel. Call this last, because drawing changes the scale."""
     axes.autoscale_view()
-    height = axes.get_figure().get_size_inches()[1] - 0.9  # without titles and labels
+    height = axes.get_figure().get_size_inches()[1] - 0.9  # excluding titles and labels
     names = [name.replace(", ", ",\n") if len(ends) <= FEW_LINES else name for name, *_ in ends]
     rows = max((name.count("\n") + 1 for name in names), default=1)
     at = [float(axes.transLimits.transform((x, y))[1]) for _, x, y, _ in ends]
@@ -74,7 +75,7 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def apart(places: Sequence[float], least: float) -> list[float]:
-    """Move places minimally, until they are ``least`` apart; they stay in [0, 1] if they fit."""
+    """Move positions apart by at least ``least``, keeping them within [0, 1] if possible."""
     moved, low, high = sorted(places), -1.0, 1.0
     for number, place in enumerate(moved):
         low = moved[number] = max(place, low + least)
@@ -86,7 +87,7 @@ def apart(places: Sequence[float], least: float) -> list[float]:
 
 
 def plain(text: str, limit: int) -> str:
-    """Cut a long text in the middle, and escape dollar signs, which begin Matplotlib's formulas."""
+    """Shorten long text in the middle, and escape dollar signs, which Matplotlib treats as math."""
     if len(text) > limit:
         half = (limit - 1) // 2
         text = f"{text[: limit - 1 - half]}…{text[-half:]}"
@@ -94,7 +95,7 @@ def plain(text: str, limit: int) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Return names without the parts that all share; a single name becomes empty."""
+    """Remove the parts that all names have in common. A single name becomes empty."""
     if len(names) < 2:
         return [""] * len(names)
     parts = [name.split(", ") for name in names]
@@ -106,15 +107,15 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def clock_unit(seconds: float) -> tuple[str, float]:
-    """Return a suitable unit for a duration, and the unit's length in seconds."""
+    """Return a suitable unit for a duration, and its length in seconds."""
     return next((unit for unit in UNITS if seconds >= 2 * unit[1]), ("seconds", 1.0))
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG atomically; few colours make the file a third as large."""
+    """Save a figure as PNG, atomically. Using few colours reduces the file size to a third."""
     png, small_png = io.BytesIO(), io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # fonts may lack a name's characters
+        warnings.filterwarnings("ignore", message="Glyph")  # the font may not have all characters
         figure.savefig(png, format="png")
     image = Image.open(png).convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE)
     image.save(small_png, format="png", optimize=True)

@@ -1,8 +1,8 @@
-"""The figure of a sweep: parallel coordinates, with a line per run through values and objective.
+"""Plot a sweep as parallel coordinates, with one line per run through its values and objective.
 
-The values of a list are evenly spaced; a range has a linear or logarithmic scale. Colours show the
-objective; the best runs are drawn last, and the best run is bold. (Optuna's version of this figure
-is experimental, uses ``pyplot``, and draws lines across its labels.)
+The values of a list are evenly spaced, and ranges have a linear or logarithmic scale. Lines are
+coloured by the objective. The best runs are drawn last, and the best one is bold. (We don't use
+Optuna's version, because it is experimental, uses ``pyplot``, and draws lines across labels.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Scale:
 
     title: str
     choices: Sequence[Any] = ()
-    """The list's values, lowest first; empty for a range."""
+    """Values of the list, lowest first, or empty for a range."""
     low: float = 0.0
     high: float = 1.0
     log: bool = False
@@ -38,7 +38,7 @@ class Scale:
         return float((value - self.low) / (self.high - self.low))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return heights and labels of a list's values, or of a range's ends and round numbers."""
+        """Return heights and labels for a list's values, or a range's bounds and round numbers."""
         if self.choices:
             return [(self.place(value), show(value)) for value in self.choices]
         round_numbers = LogLocator() if self.log else MaxNLocator(5)
@@ -53,7 +53,7 @@ def draw_sweep(
     runs: Sequence[tuple[Mapping[str, Any], float]],
     objective: str,
 ) -> Figure:
-    """Draw the completed runs of a sweep; a run has values by scale title, and an objective."""
+    """Draw completed runs. Each run is a pair: its values by scale title, and its objective."""
     by_score = sorted(runs, key=lambda run: run[1])
     low, high = by_score[0][1], by_score[-1][1]
     last = Scale(objective, low=low, high=high) if low < high else Scale(objective, [low])
@@ -65,7 +65,7 @@ def draw_sweep(
         colour = colormaps["viridis_r"](0.1 + 0.9 * last.place(score))
         axes.plot(range(len(columns)), places, color=colour, **look)
     _rule(axes, columns)
-    head(axes, title, f"{len(by_score)} runs, a line each; the bold line is the best")
+    head(axes, title, f"{len(by_score)} runs, one line per run; the best run is bold")
     return figure
 
 

@@ -1,10 +1,10 @@
-"""An agent with Anthropic's SDK: ``client.anthropic`` is an ``anthropic.AsyncAnthropic``."""
+"""An agent that uses the Anthropic SDK: ``client.anthropic`` is an ``AsyncAnthropic`` client."""
 
 from tasks import prompt, reward
 
 
 async def agent(client, task):
-    """Ask the model once, and return the reward."""
+    """Call the model once and return the reward."""
     message = await client.anthropic.messages.create(
         model=client.model,
         max_tokens=64,

@@ -1,4 +1,7 @@
-"""An agent that is a command, in any language. It finds the model in its environment variables."""
+"""An agent that runs a command, written in any language.
+
+Environment variables tell the command how to call the model.
+"""
 
 import sys
 from pathlib import Path
@@ -9,7 +12,7 @@ import evert
 
 
 def score(result, task):
-    """Return the reward of what the command printed."""
+    """Return the reward for the output of the command."""
     return reward(result.stdout.strip(), task)
 
 

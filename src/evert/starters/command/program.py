@@ -1,4 +1,4 @@
-"""The program that is the agent: it asks the model once, and prints the answer."""
+"""The program that the agent runs. It calls the model once and prints the answer."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Plays the agent without a model: a scripted policy replies."""
+"""Tests the agent without a model, using a scripted policy."""
 
 import asyncio
 

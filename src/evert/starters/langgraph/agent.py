@@ -1,4 +1,4 @@
-"""An agent as a LangGraph graph, whose ``ChatOpenAI`` calls through ``client.transport``."""
+"""An agent built with LangGraph. ``ChatOpenAI`` calls the model through ``client.transport``."""
 
 import openai
 from langchain_openai import ChatOpenAI
@@ -7,7 +7,7 @@ from tasks import prompt, reward
 
 
 async def agent(client, task):
-    """Run the graph once, and return the reward."""
+    """Run the graph once and return the reward."""
     model = ChatOpenAI(
         model=client.model,
         api_key="unused",

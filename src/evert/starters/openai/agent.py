@@ -1,10 +1,10 @@
-"""An agent with OpenAI's SDK: ``client`` works like ``openai.AsyncOpenAI``."""
+"""An agent that uses the OpenAI SDK: ``client`` works like ``openai.AsyncOpenAI``."""
 
 from tasks import prompt, reward
 
 
 async def agent(client, task):
-    """Ask the model once, and return the reward."""
+    """Call the model once and return the reward."""
     completion = await client.chat.completions.create(
         messages=[{"role": "user", "content": prompt(task)}]
     )

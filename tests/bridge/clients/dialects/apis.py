@@ -1,4 +1,4 @@
-"""The four APIs: the smallest body of each, its names for fields, and replies to write in it."""
+"""The four APIs under test: a minimal request body and the fields of each, and sample replies."""
 
 import inspect
 from collections.abc import Callable
@@ -30,20 +30,20 @@ HI_PARTS = {"role": "user", "parts": [{"text": "Hi"}]}
 
 @dataclass(frozen=True)
 class Api:
-    """One of the APIs."""
+    """One of the four APIs."""
 
     dialect: type[Dialect]
     least: Fields
     settings: dict[str, FieldPolicy]
-    """The policies of its fields, by the field that they stand in; "" for the body itself."""
+    """Field policies by the name of the enclosing field ("" is the top level of the body)."""
     sdk: Callable[[], set[str]]
 
     def read(self, **fields: Any) -> ChatRequest:
-        """Read the smallest body with these fields added."""
+        """Read the minimal body with these fields added."""
         return self.dialect("policy").read({**self.least, **fields})
 
     def refusal(self, **fields: Any) -> openai.BadRequestError:
-        """Return the 400 that these fields get."""
+        """Return the 400 error raised for these fields."""
         try:
             request = self.read(**fields)
         except openai.BadRequestError as error:
@@ -63,7 +63,7 @@ THE_SDKS_OWN = {
     "automaticFunctionCalling",
     "automaticContinuation",
 }
-"""Settings that Google's SDK itself acts upon."""
+"""Settings that Google's SDK handles itself and does not send."""
 
 
 def _geminis() -> set[str]:
@@ -100,7 +100,7 @@ def reply(
     finish_reason: FinishReason = "stop",
     stop_string: str | None = None,
 ) -> Reply:
-    """A reply of 11 prompt tokens and 3 sampled ones."""
+    """Return a reply with 11 prompt tokens and 3 sampled tokens."""
     tool_calls = tuple(
         ToolCall(
             id=f"call-{number}", function=ToolCall.FunctionBody(name=name, arguments=arguments)

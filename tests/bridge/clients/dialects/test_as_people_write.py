@@ -1,7 +1,7 @@
-"""Requests and answers from the SDKs' READMEs and examples and from agent frameworks.
+"""Requests and responses as they appear in SDK READMEs and examples and in agent frameworks.
 
-1. A table of requests: how each is read. What cannot be honoured is refused or named.
-2. A table of answers: the fields that the SDKs' users read without looking for None.
+1. A table of requests and how evert reads each. Anything evert cannot honour is rejected or listed.
+2. A table of responses: fields that SDK users access without checking for None.
 """
 
 import json
@@ -146,7 +146,7 @@ ANSWERS: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("api", ANSWERS)
-def test_an_answer_has_the_fields_that_sdk_users_read(api: str) -> None:
+def test_a_response_has_the_fields_that_sdk_users_read(api: str) -> None:
     body = APIS[api].least
     dialect = APIS[api].dialect("policy")
     answer = dialect.write(reply(), dialect.read(body), "1", body)
@@ -157,7 +157,7 @@ def test_an_answer_has_the_fields_that_sdk_users_read(api: str) -> None:
         assert value is not None, path
 
 
-# -- what follows in an episode --------------------------------------------------------------------
+# -- whole episodes --------------------------------------------------------------------------------
 
 TWO = f"{calling('north')}\n{calling('south')}"
 
@@ -213,7 +213,7 @@ async def test_an_agent_that_turns_off_parallel_calls_gets_one_call(ask_for_one:
     assert rewards(trajectory) == [-0.5, 1.0]
 
 
-async def test_a_call_of_a_strict_tool_is_retried_until_its_arguments_fit() -> None:
+async def test_a_strict_tool_call_is_retried_until_its_arguments_match_the_schema() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 
     async def agent(client: AgentClient) -> float:
@@ -228,7 +228,8 @@ async def test_a_call_of_a_strict_tool_is_retried_until_its_arguments_fit() -> N
     assert_says(trajectory.transitions[0].logs["format_error"], "call of add", '$.x: "one"')
     assert len(trajectory_to_data(trajectory, 1.0)) == 1
     free = await play(agent, replies[1])
-    assert trajectory.transitions[0].ob == free.transitions[0].ob  # nothing is asked for before
+    # a strict tool adds no instruction to the prompt
+    assert trajectory.transitions[0].ob == free.transitions[0].ob
 
 
 @pytest.mark.parametrize("spaced", [True, False])
@@ -255,8 +256,8 @@ async def test_tool_ids_repeated_in_each_reply_are_not_drift(spaced: bool) -> No
 
 
 @pytest.mark.parametrize("deferred", [True, False])
-async def test_a_function_found_by_search_is_called_in_its_own_namespace(deferred: bool) -> None:
-    """OpenAI's Agents SDK finds no tool for the call otherwise."""
+async def test_a_call_to_a_deferred_function_has_the_functions_namespace(deferred: bool) -> None:
+    """Otherwise OpenAI's Agents SDK cannot find the tool for the call."""
     lookup = {**FLAT_TOOL, "defer_loading": True} if deferred else FLAT_TOOL
     tools: Any = [lookup, {"type": "tool_search"}]
 
@@ -273,10 +274,10 @@ async def test_a_function_found_by_search_is_called_in_its_own_namespace(deferre
     trajectory = await play(agent, calling("add"), "3")
 
     assert rewards(trajectory) == [0.0, 1.0]
-    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # the call is read back as it was sampled
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # the echoed call matches the sampled one
 
 
-async def test_an_azure_call_that_names_its_deployment_only_in_the_path_is_taken_over() -> None:
+async def test_an_azure_call_with_its_deployment_only_in_the_path_is_taken_over() -> None:
     async def agent(task: str) -> float:
         async with httpx.AsyncClient(base_url="https://example.openai.azure.com/openai") as client:
             response = await client.post(
@@ -302,7 +303,7 @@ async def test_a_response_can_be_continued_without_new_input() -> None:
 
 
 async def test_quoting_another_agents_conversation_is_not_drift() -> None:
-    """A guardrail's request quotes the transcript of the agent that it watches."""
+    """A guardrail request quotes the transcript of the agent it monitors."""
 
     async def agent(client: AgentClient) -> float:
         transcript: list[Any] = []

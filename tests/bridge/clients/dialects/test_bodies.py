@@ -1,5 +1,5 @@
-"""A request's JSON body is read as the standard library reads it, within limits, and off the
-event loop if it is long. Server-sent events arrive as written, whatever reads them."""
+"""Request bodies are parsed like the standard library would, within limits, and off the event loop
+if they are long. Server-sent events arrive unchanged whichever client reads them."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ def all_are_long(monkeypatch: Patch) -> None:
 @pytest.mark.usefixtures("all_are_long")
 @settings(max_examples=draws(1000), deadline=None, derandomize=True)
 @given(body=OBJECTS, ascii_only=st.booleans(), encoding=st.sampled_from(["utf-8", "utf-16"]))
-def test_a_long_body_is_read_as_the_standard_library_reads_it(
+def test_a_long_body_is_parsed_like_the_standard_library_would(
     body: dict[str, Any], ascii_only: bool, encoding: str
 ) -> None:
     text = json.dumps(body, ensure_ascii=ascii_only)
@@ -54,7 +54,7 @@ def test_a_long_body_is_read_as_the_standard_library_reads_it(
 @pytest.mark.usefixtures("all_are_long")
 @settings(max_examples=draws(1000), deadline=None, derandomize=True)
 @given(body=OBJECTS, place=st.integers(0, 200), byte=st.integers(0, 255), cut=st.booleans())
-def test_a_broken_body_is_refused_where_the_standard_library_refuses(
+def test_a_broken_body_is_rejected_if_the_standard_library_rejects_it(
     body: dict[str, Any], place: int, byte: int, cut: bool
 ) -> None:
     content = json.dumps(body).encode()
@@ -72,21 +72,21 @@ def test_a_broken_body_is_refused_where_the_standard_library_refuses(
 
 
 @pytest.mark.parametrize("value", ["[]", "{}", "1", '""', "null"])
-def test_a_body_of_too_many_values_is_refused(value: str) -> None:
+def test_a_body_with_too_many_values_is_rejected(value: str) -> None:
     body = f'{{"messages": [{f"{value}," * MAX_VALUES}1]}}'
     with pytest.raises(openai.BadRequestError, match="The body has more than 262144 values"):
         read_body(body.encode())
 
 
-def test_a_long_string_counts_as_one_value_and_an_unterminated_one_is_refused() -> None:
+def test_a_long_string_counts_as_one_value_and_an_unterminated_one_is_rejected() -> None:
     for text in ("," * MAX_VALUES, '\\"[],' * MAX_VALUES):
         assert read_body(f'{{"x": "{text}"}}'.encode()) == {"x": text.replace("\\", "")}
-    with pytest.raises(openai.BadRequestError, match="The body is not JSON"):
+    with pytest.raises(openai.BadRequestError, match="The body is not valid JSON"):
         read_body(b'{"x": ' + b'"\\,' * MAX_VALUES)
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"x":', "}")])
-def test_a_long_body_that_is_nested_too_deeply_is_refused(opening: str, closing: str) -> None:
+def test_a_long_body_that_is_nested_too_deeply_is_rejected(opening: str, closing: str) -> None:
     with pytest.raises(openai.BadRequestError, match=r"nested more than 100|recursion depth"):
         read_body(opening.encode() * LONG_BODY)
     deep = opening * 101 + "1" + closing * 101
@@ -96,7 +96,7 @@ def test_a_long_body_that_is_nested_too_deeply_is_refused(opening: str, closing:
 
 @asynccontextmanager
 async def turns_of_the_loop() -> AsyncIterator[list[int]]:
-    """Count the iterations of the event loop inside the block."""
+    """Count event loop iterations while the block runs."""
     turns = [0]
 
     async def run() -> None:
@@ -151,7 +151,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=100)
 
 @given(ANY_TEXT)
 @example("The quick brown fox jumps over the lazy dog.")
-def test_the_deltas_concatenated_are_the_text(text: str) -> None:
+def test_the_deltas_concatenate_to_the_text(text: str) -> None:
     pieces = [*deltas(text)]
     assert "".join(pieces) == text
     assert all(0 < len(piece) <= DELTA_LENGTH for piece in pieces)
@@ -184,7 +184,7 @@ def test_server_sent_events_survive_any_chunking() -> None:
 
 @pytest.mark.parametrize("library", [httpx, httpx2])
 def test_reading_line_by_line_gives_whole_events(library: Any) -> None:
-    """Some readers split lines at every Unicode line break."""
+    """Some clients split lines at every Unicode line break."""
     response: Any = library.Response(200, content=bare_events(EVENTS))
     lines = [line for line in response.iter_lines() if line]
     assert [json.loads(line.removeprefix("data: ")) for line in lines] == EVENTS

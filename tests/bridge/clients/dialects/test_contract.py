@@ -1,5 +1,5 @@
-"""What all four APIs guarantee: every field has a policy, equivalent fields are read alike, an
-unreadable field is a 400 with its place, and an answer is recognised when it is sent back."""
+"""Guarantees shared by all four APIs: every field has a policy, equivalent fields are read the same
+way, an invalid field gets a 400 that names it, and a reply is recognised when it is sent back."""
 
 import itertools
 import json
@@ -48,7 +48,7 @@ REFUSED: dict[str, list[Any]] = {
     "responseModalities": [["IMAGE"], ["TEXT", "AUDIO"]],
     "audioTranscriptionConfig": [{}],
 }  # fmt: skip
-"""Values of refused fields, where they are not just some object."""
+"""Values to test for refused fields (default: an arbitrary object)."""
 
 every_policy = pytest.mark.parametrize(
     ("name", "within"), [(name, within) for name, api in APIS.items() for within in api.settings]
@@ -88,14 +88,14 @@ def test_every_parameter_of_the_sdk_has_exactly_one_policy(name: str) -> None:
 
 
 @every_policy
-def test_an_ignored_field_changes_nothing(name: str, within: str) -> None:
+def test_an_ignored_field_has_no_effect(name: str, within: str) -> None:
     api = APIS[name]
     for field in api.settings[within].ignored:
         assert api.read(**placed(within, {field: {"some": "thing"}})) == api.read(), field
 
 
 @every_policy
-def test_a_refused_field_is_a_400_that_says_what_to_do(name: str, within: str) -> None:
+def test_a_refused_field_gets_a_400_that_explains_what_to_do(name: str, within: str) -> None:
     api = APIS[name]
     refused = api.settings[within].refused
     assert refused
@@ -107,7 +107,7 @@ def test_a_refused_field_is_a_400_that_says_what_to_do(name: str, within: str) -
 
 
 @every_policy
-def test_none_and_the_sdks_omit_markers_count_as_absent(name: str, within: str) -> None:
+def test_none_and_the_sdks_omit_markers_count_as_missing(name: str, within: str) -> None:
     api = APIS[name]
     policy = api.settings[within]
     for field in (policy.honoured | {*policy.refused}) - {*api.least}:
@@ -117,7 +117,7 @@ def test_none_and_the_sdks_omit_markers_count_as_absent(name: str, within: str) 
 
 
 @every_api
-def test_a_default_value_of_a_refused_field_passes(name: str) -> None:
+def test_a_refused_field_is_accepted_with_its_default_value(name: str) -> None:
     for fields in NOTHING_SPECIAL[name]:
         assert APIS[name].read(**fields) == APIS[name].read(), fields
 
@@ -218,26 +218,26 @@ THINGS: dict[str, tuple[Fields, dict[str, Fields]]] = {
 
 
 @pytest.mark.parametrize("thing", THINGS)
-def test_equivalent_fields_of_the_four_apis_are_read_alike(thing: str) -> None:
+def test_equivalent_fields_of_the_four_apis_are_read_the_same_way(thing: str) -> None:
     expected, spellings = THINGS[thing]
     for name, fields in spellings.items():
         api = APIS[name]
         assert api.read(**fields) == replace(api.read(), **expected), name
 
 
-# -- what cannot be read -------------------------------------------------------------------------
+# -- invalid fields ------------------------------------------------------------------------------
 
 NO_SCHEMA = {"type": "json_schema"}
 Make = Callable[[Any], Fields]
 
 
 def field(name: str, **beside: Any) -> Make:
-    """Return a function that makes a body with a value in that field."""
+    """Return a function that builds a body with this field set to a given value."""
     return lambda value: {**beside, name: value}
 
 
 def second(name: str, first: Fields) -> Make:
-    """Return a function that makes a body whose list of that name is `first`, then a value."""
+    """Return a function that builds a body in which this list holds `first` and a given value."""
     return lambda value: {name: [first, value]}
 
 
@@ -258,7 +258,7 @@ Row = tuple[str, Make, Sequence[Any], str]
 
 
 def bad(param: str, make: Make, values: Sequence[Any], said: str = "") -> Row:
-    """Return a row: the field that a refusal names, the body and values, and the refusal's text."""
+    """Build a row: the field named in the error, the body, the invalid values, the error text."""
     return param, make, values, said
 
 
@@ -269,7 +269,7 @@ UNREADABLE: dict[str, list[Row]] = {
             said="; expected 'auto', 'none', "),
         bad("tool_choice", field("tool_choice"), ["required"], said="needs tools"),
         bad("tool_choice", field("tool_choice"), [{"function": {"name": "add"}}],
-            said="names the tool"),
+            said="requires the unknown tool"),
         bad("response_format", field("response_format"),
             ["text", 5, {}, {"type": "xml"}, NO_SCHEMA, JSON_SCHEMA]),
         bad("response_format", as_schema, [None, "{}", 5, [], True],
@@ -289,7 +289,7 @@ UNREADABLE: dict[str, list[Row]] = {
         bad("max_tokens", field("max_tokens"), [0, -1, 1.5, "10", True, [5], {}],
             said="must be a positive integer, got "),
         bad("stop", field("stop"), ["", [""], ["END", ""], [1], 5, {"END": 1}, ["END", None]],
-            said="must be a non-empty string or a list of them, got ")],
+            said="must be a non-empty string or a list of non-empty strings, got ")],
     "responses": [
         bad("input", field("input"), [None, [], 5, {}, ()],
             said="must be a string or a non-empty list of items, got "),
@@ -306,7 +306,7 @@ UNREADABLE: dict[str, list[Row]] = {
         bad("text", field("text"), [5, "text", [], {"format": 5}, {"format": {}}]),
         bad("include", field("include"), [LOGPROBS, 5, {}], said="must be a list of strings, got "),
         bad("previous_response_id", field("previous_response_id"),
-            ["resp_other", 5, ["resp_1"], ""], said="not found here")],
+            ["resp_other", 5, ["resp_1"], ""], said="not found")],
     "anthropic": [
         bad("messages[1]", lambda content: {"messages": [HI, {"role": "user", "content": content}]},
             [*(None, 5, [None], ["Hi"], [{}], [{"type": ["text"]}], [{"type": "text"}]),
@@ -363,7 +363,7 @@ UNREADABLE: dict[str, list[Row]] = {
             [{"functionCallingConfig": {"mode": "ANY"}}], said="needs tools to choose from"),
         bad("tools[1]", second("tools", TOOLS["gemini"]["tools"][0]),
             [{"googleSearch": {}}, {"codeExecution": {}, "functionDeclarations": []}],
-            said="are not supported. Offer"),
+            said="are not supported. Define"),
         bad("tools[0].functionDeclarations[1]",
             lambda value: {"tools": [{"functionDeclarations": [{"name": "add"}, value]}]},
             ["add", 5], said="must be an object"),
@@ -379,7 +379,7 @@ UNREADABLE: dict[str, list[Row]] = {
 
 
 @every_api
-def test_an_unreadable_field_is_refused_and_its_place_named(name: str) -> None:
+def test_the_error_for_an_invalid_field_names_its_location(name: str) -> None:
     for param, make, values, said in UNREADABLE[name]:
         for fields in map(make, values):
             error = APIS[name].refusal(**fields)
@@ -415,11 +415,11 @@ def history(name: str, answer: Any) -> Fields:
 
 
 ECHOES: list[Callable[[str], str]] = [str, str.strip, "\n\n {} \n".format, str.rstrip]
-"""What agents do to a text before they send it back."""
+"""Ways in which agents change a text before they send it back."""
 
 
 def echo_of(value: Any, echo: Callable[[str], str]) -> Any:
-    """Return the answer with `echo` applied to its texts, except for its thoughts."""
+    """Apply `echo` to all texts of an answer except its thoughts."""
     if isinstance(value, list):
         return [echo_of(item, echo) for item in value]
     if not isinstance(value, dict) or value.get("thought") or value.get("type") == "reasoning_text":
@@ -432,7 +432,7 @@ def echo_of(value: Any, echo: Callable[[str], str]) -> Any:
 
 @every_api
 @pytest.mark.parametrize(("row", "said"), REPLIES.items())
-def test_an_answer_is_the_sdks_own_class_and_is_recognised_when_it_is_sent_back(
+def test_an_answer_validates_as_the_sdks_class_and_is_recognised_when_sent_back(
     row: Any, said: Any, name: str
 ) -> None:
     for body in ({}, THOUGHTS) if name == "gemini" else ({},):
@@ -458,7 +458,7 @@ NUMBERS = {
 
 
 @every_api
-def test_an_answer_has_its_id_model_and_usage(name: str) -> None:
+def test_an_answer_has_an_id_a_model_and_usage(name: str) -> None:
     answer, (number, model, usage, *counts) = answer_of(name, reply()), NUMBERS[name]
 
     assert answer[number].rpartition("-")[2].rpartition("_")[2] == "1"
@@ -489,7 +489,7 @@ REASON: dict[str, Callable[[Any], Any]] = {
 
 
 @every_api
-def test_the_finish_reason_is_the_apis_own(name: str) -> None:
+def test_the_finish_reason_uses_the_apis_own_value(name: str) -> None:
     for end, reason in ENDS[name]:
         assert REASON[name](answer_of(name, end)) == reason, end
 
@@ -502,14 +502,14 @@ def test_arguments_that_are_not_an_object_are_delivered_as_text() -> None:
         assert block["input"] == part["functionCall"]["args"] == {"arguments": arguments}
 
 
-def test_a_call_keeps_its_exact_id_and_arguments() -> None:
+def test_a_call_keeps_its_exact_id_and_argument_text() -> None:
     texts = ['{ "x":1 }', '{"x": 1}']
     answer = answer_of("chat", reply("", calls=tuple(("add", text) for text in texts)))
     calls = [called(f"call-{number}", arguments=text) for number, text in enumerate(texts)]
     assert answer["choices"][0]["message"]["tool_calls"] == calls
 
 
-# -- refusals ------------------------------------------------------------------------------------
+# -- errors --------------------------------------------------------------------------------------
 
 ERROR = {"message": "No.", "type": "invalid_request_error", "param": "p", "code": "c"}
 ANTHROPICS = {"type": "error", "error": {"type": "invalid_request_error", "message": "No."}}
@@ -537,7 +537,7 @@ WORDS = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 4
         ),
     ],
 )
-def test_refusals_have_the_apis_form(
+def test_errors_use_the_apis_format(
     name: str, status: int, whole: Fields, event: str, within: Fields
 ) -> None:
     dialect = APIS[name].dialect("policy")
@@ -548,7 +548,7 @@ def test_refusals_have_the_apis_form(
     assert json.loads(data.partition("\n")[0]) == within
 
 
-def test_a_refusal_without_a_code_or_a_type_is_an_invalid_request() -> None:
+def test_an_error_without_a_code_or_type_is_an_invalid_request() -> None:
     gemini = APIS["gemini"].dialect("policy")
     limited = {"message": "No.", "code": None, "type": "rate_limit_error"}
 

@@ -1,9 +1,9 @@
-"""Whatever an agent sends, it gets an answer.
+"""Whatever an agent sends, it gets a response.
 
-1. ``Endpoint.read`` makes a call of a request, or an answer of status 400 or 404 in the error form
-   of the API that was asked; it never raises.
-2. Whatever the policy replies to such a call, there is an answer of status 200, whole or streamed.
-3. A call that ``read`` accepts is sampled or refused with a 400: an Env never breaks.
+1. ``Endpoint.read`` turns a request into a call, or into a 400 or 404 response in the error format
+   of the requested API. It never raises.
+2. Whatever the policy replies to such a call, the response has status 200, streamed or not.
+3. A call accepted by ``read`` is either sampled or rejected with a 400. It never breaks the Env.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ BODIES = {
     "/v1beta/models/policy:streamGenerateContent": GEMINI,
 }
 WHOLE = {"/v1beta/models/policy:streamGenerateContent": "/v1beta/models/policy:generateContent"}
-"""Where another path, and not a field, asks for a whole answer."""
+"""Paths for non-streamed responses, in APIs that do not select streaming with a field."""
 COUNTS = {"/v1/messages/count_tokens": ANTHROPIC, "/v1beta/models/policy:countTokens": GEMINI}
 every_api = pytest.mark.parametrize("path", BODIES)
 
@@ -154,7 +154,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @st.composite
 def mutated(draw: st.DrawFn, body: dict[str, Any]) -> dict[str, Any]:
-    """Draw a body with some of its values replaced, removed, wrapped or added."""
+    """Draw a body in which some values are replaced, removed, wrapped in a list, or added."""
     body = copy.deepcopy(body)
     for _ in range(draw(st.integers(1, 3))):
         container, key = draw(st.sampled_from([*places(body), (body, "model")]))
@@ -200,7 +200,7 @@ REPLIES = st.builds(
 )
 
 
-# -- the test itself -----------------------------------------------------------------------------
+# -- reading and answering requests --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -260,14 +260,14 @@ def dumped(body: Any) -> bytes:
 
 
 @every_api
-def test_the_unmutated_bodies_are_calls(endpoint: Endpoint, path: str) -> None:
+def test_unmutated_bodies_are_calls(endpoint: Endpoint, path: str) -> None:
     assert isinstance(endpoint.read(endpoint.route("POST", path, dumped(BODIES[path]))), ApiCall)
 
 
 @every_api
 @examples(1500)
 @given(data=st.data())
-def test_a_mutated_body_is_a_call_or_a_400(
+def test_a_mutated_body_gives_a_call_or_a_400(
     endpoint: Endpoint, path: str, data: st.DataObject
 ) -> None:
     check(endpoint, path, dumped(data.draw(mutated(BODIES[path]))))
@@ -276,7 +276,7 @@ def test_a_mutated_body_is_a_call_or_a_400(
 @every_api
 @examples(1200)
 @given(data=st.data())
-def test_fields_with_arbitrary_values_are_a_call_or_a_400(
+def test_arbitrary_field_values_give_a_call_or_a_400(
     endpoint: Endpoint, path: str, data: st.DataObject
 ) -> None:
     check(endpoint, path, dumped(data.draw(subset(BODIES[path]))))
@@ -285,21 +285,25 @@ def test_fields_with_arbitrary_values_are_a_call_or_a_400(
 @every_api
 @examples(300)
 @given(content=st.binary() | VALUES.map(dumped) | TEXTS.map(lambda t: t.encode(errors="replace")))
-def test_random_bytes_are_a_call_or_a_400(endpoint: Endpoint, path: str, content: bytes) -> None:
+def test_random_bytes_give_a_call_or_a_400(endpoint: Endpoint, path: str, content: bytes) -> None:
     check(endpoint, path, content)
 
 
 @pytest.mark.parametrize("path", COUNTS)
 @examples(300)
 @given(data=st.data())
-def test_tokens_are_counted_or_a_400(endpoint: Endpoint, path: str, data: st.DataObject) -> None:
+def test_counting_tokens_gives_a_count_or_a_400(
+    endpoint: Endpoint, path: str, data: st.DataObject
+) -> None:
     check(endpoint, path, dumped(data.draw(mutated(COUNTS[path]) | subset(COUNTS[path]))))
 
 
 @every_api
 @pytest.mark.parametrize("kind", ["lists", "objects"])
 @pytest.mark.parametrize("depth", [90, 100, 110, 200, 500, *range(900, 1000, 9), 5000, 100_000])
-def test_nesting_is_a_call_or_a_400(endpoint: Endpoint, path: str, depth: int, kind: str) -> None:
+def test_nested_bodies_give_a_call_or_a_400(
+    endpoint: Endpoint, path: str, depth: int, kind: str
+) -> None:
     check(endpoint, path, deep(kind, depth).encode())
     for name in BODIES[path]:
         body = dumped({**BODIES[path], name: "deep"}).decode()
@@ -307,7 +311,9 @@ def test_nesting_is_a_call_or_a_400(endpoint: Endpoint, path: str, depth: int, k
 
 
 @every_api
-def test_a_body_nested_too_deeply_is_an_error_with_the_limit(endpoint: Endpoint, path: str) -> None:
+def test_the_error_for_a_body_nested_too_deeply_states_the_limit(
+    endpoint: Endpoint, path: str
+) -> None:
     fine = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH - 1))}
     deeper = {**BODIES[path], "metadata": json.loads(deep("objects", MAX_DEPTH))}
 
@@ -320,7 +326,9 @@ def test_a_body_nested_too_deeply_is_an_error_with_the_limit(endpoint: Endpoint,
 @every_api
 @examples(600)
 @given(reply=REPLIES, stream=st.booleans())
-def test_any_reply_is_answered(endpoint: Endpoint, path: str, reply: Reply, stream: bool) -> None:
+def test_any_reply_is_written_as_a_200(
+    endpoint: Endpoint, path: str, reply: Reply, stream: bool
+) -> None:
     place = path if stream else WHOLE.get(path, path)
     check(endpoint, place, dumped({**BODIES[path], "stream": stream}), reply)
 
@@ -335,7 +343,7 @@ def test_an_unknown_path_is_a_404(endpoint: Endpoint, method: str, path: str) ->
             assert answer.status == 404
             error = json.loads(answer.content)["error"]
             assert (error["type"], error["code"]) == ("not_found_error", "not_found")
-            assert error["message"].startswith(f"Nothing answers {method} {place.rstrip('/')} here")
+            assert error["message"].startswith(f"Unknown endpoint: {method} {place.rstrip('/')}. ")
 
 
 # -- through an Env ------------------------------------------------------------------------------
@@ -350,7 +358,7 @@ async def play(bodies: list[tuple[str, bytes]], reply: str) -> None:
             answers.append(await client._endpoint.answer(request))
             if answers[-1].status != 200:
                 check_error(answers[-1], path)
-                # else too many refusals in a row would end the episode
+                # otherwise, too many rejected calls in a row would end the episode
                 await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
         return 1.0
 
@@ -361,7 +369,7 @@ async def play(bodies: list[tuple[str, bytes]], reply: str) -> None:
 
 FORCING = {"tool_choice", "response_format", "text", "toolConfig", "generationConfig"}
 OPEN = {path: {name: body[name] for name in body.keys() - FORCING} for path, body in BODIES.items()}
-"""Bodies that force nothing upon the policy."""
+"""Bodies without fields that force a format or a tool call."""
 
 
 @st.composite
@@ -377,11 +385,11 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes]:
     | st.sampled_from(['{"x": 1}', "[" * 3000, "<tool_call>\n{}\n</tool_call>", "<tool_call>"])
     | st.just('<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'),
 )
-def test_a_valid_call_is_sampled_or_refused(sent: list[tuple[str, bytes]], reply: str) -> None:
+def test_a_valid_call_is_sampled_or_rejected(sent: list[tuple[str, bytes]], reply: str) -> None:
     asyncio.run(play(sent, reply))
 
 
-async def test_a_request_with_an_unknown_reply_in_parts_is_sampled() -> None:
+async def test_a_request_with_an_unknown_multi_part_reply_is_sampled() -> None:
     parts = {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}
     question = {"role": "user", "content": "Something else."}
     bodies = [dumped({"messages": messages}) for messages in ([question], [parts, question])]
@@ -389,14 +397,14 @@ async def test_a_request_with_an_unknown_reply_in_parts_is_sampled() -> None:
     await play([("/v1/chat/completions", body) for body in bodies], "Fine.")
 
 
-async def test_a_call_nested_too_deeply_to_read_is_delivered_as_text() -> None:
+async def test_a_call_nested_too_deeply_to_parse_is_delivered_as_text() -> None:
     text = f'<tool_call>\n{{"name": "add", "arguments": {deep("lists", 3000)}}}\n</tool_call>'
 
     await play([("/v1/chat/completions", dumped({"messages": CHAT["messages"]}))], text)
 
 
 TWO_PARTS = [{"role": "user", "content": [{"type": "text", "text": text} for text in ("a", "b")]}]
-ANY_X = {"type": "object", "properties": {"x": True}}  # a schema that everything fits
+ANY_X = {"type": "object", "properties": {"x": True}}  # True is a schema that accepts any value
 UNRENDERED = {
     "kimi_k2": {"messages": TWO_PARTS},
     "gpt_oss_no_sysprompt": {"messages": [{"role": "user", "content": "Hi"}],
@@ -405,7 +413,7 @@ UNRENDERED = {
 
 
 @pytest.mark.parametrize(("name", "body"), UNRENDERED.items(), ids=UNRENDERED)
-async def test_a_request_that_the_renderer_cannot_render_is_a_400(
+async def test_a_request_that_the_renderer_cannot_render_gets_a_400(
     make_renderer: MakeRenderer, name: str, body: dict[str, Any]
 ) -> None:
     answers: list[ApiResponse] = []

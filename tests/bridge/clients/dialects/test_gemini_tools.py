@@ -1,4 +1,4 @@
-"""Gemini's function declarations and schemas, and the ids of calls that come back without one."""
+"""Gemini function declarations and schemas, and restoring call ids that agents leave out."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def refusal(read: Callable[..., Any], *arguments: Any) -> openai.BadRequestError
     return caught.value
 
 
-def test_a_snake_case_field_gets_its_camel_case_name_and_null_is_dropped() -> None:
+def test_snake_case_fields_become_camel_case_and_nulls_are_dropped() -> None:
     fields = {"max_output_tokens": 1, "topP": 2, "stop": 3, "a__b": 4, "text": None}
 
     assert read_fields(fields, "p") == {"maxOutputTokens": 1, "topP": 2, "stop": 3, "aB": 4}
@@ -85,7 +85,7 @@ def test_a_nested_schema_must_be_an_object() -> None:
         assert refusal(json_schema, schema, "p").param == place
 
 
-def test_declarations_of_several_tools_become_functions_in_order() -> None:
+def test_the_declarations_of_several_tools_become_functions_in_order() -> None:
     number = {"type": "object", "properties": {"x": {"type": "integer"}}}
     add = {"name": "add", "description": "It.", "parametersJsonSchema": number}
     look = {"name": "look", "parameters": {"type": "OBJECT"}, "response": {"type": "STRING"}}
@@ -108,7 +108,7 @@ def part(id: str, **args: Any) -> Fields:
 
 
 def calling(*calls: tuple[str | None, int], name: str = "add") -> Fields:
-    """Return the model's message, given the ids and arguments of its calls."""
+    """Return a model message with one call per (id, argument) pair."""
     tool_calls = [called(id, name, json.dumps({"x": x})) for id, x in calls]
     return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
@@ -138,7 +138,7 @@ RESTORED: dict[str, tuple[list[Fields], list[str | None]]] = {
 
 
 @pytest.mark.parametrize("row", RESTORED)
-def test_our_calls_get_their_ids_back_and_the_agents_own_calls_get_none(row: str) -> None:
+def test_ids_are_restored_for_the_policys_calls_but_not_for_the_agents_own(row: str) -> None:
     ids = CallIds()
     ids.remember([HI], [{"text": "So:"}, part("a", x=1), part("b", x=1), part("c", x=2)])
     ids.remember([HI, calling(("a", 1)), result("a")], [part("d", x=1)])
@@ -151,7 +151,7 @@ def test_our_calls_get_their_ids_back_and_the_agents_own_calls_get_none(row: str
     assert found == expected
 
 
-def test_the_ids_of_the_latest_calls_are_remembered() -> None:
+def test_only_the_ids_of_the_latest_calls_are_remembered() -> None:
     ids = CallIds()
     for number in range(REMEMBERED + 9):
         ids.remember([HI], [part(f"id {number}", x=number)])

@@ -1,4 +1,4 @@
-"""What only one API has. What all four guarantee is in ``test_contract.py``."""
+"""Features specific to one API. ``test_contract.py`` covers what all four have in common."""
 
 import time
 from typing import Any
@@ -29,17 +29,17 @@ def message(**said: Any) -> Any:
     return completion(reply(**said), id="c", model="policy").choices[0].message
 
 
-def test_messages_are_not_copied_and_an_unknown_field_passes_over_the_wire() -> None:
+def test_messages_are_not_copied_and_unknown_fields_are_ignored_over_http() -> None:
     messages, tools = [HI], [dict[str, Any]()]
 
     request = CHAT.read(messages=messages, tools=tools)
     tools.append({})
     assert request.messages is messages
-    assert request.tools == [{}], "a list of them is"
+    assert request.tools == [{}], "the list of tools is copied"
     assert CHAT.read(max_output_tokens=5) == CHAT.read()
 
 
-def test_created_is_a_time_in_whole_seconds() -> None:
+def test_created_is_a_timestamp_in_whole_seconds() -> None:
     before = int(time.time())
     created = completion(reply(), id="c", model="policy").created
 
@@ -47,7 +47,7 @@ def test_created_is_a_time_in_whole_seconds() -> None:
     assert before <= created <= int(time.time())
 
 
-def test_missing_parts_of_a_message_are_null_or_absent() -> None:
+def test_missing_parts_of_a_message_are_null_or_left_out() -> None:
     assert message(reasoning="Hm.").model_dump()["reasoning_content"] == "Hm."
     assert not hasattr(message(), "reasoning_content")
     assert message().tool_calls is None
@@ -74,26 +74,26 @@ def answer_of(said: Any, **body: Any) -> Fields:
     return dialect.write(said, dialect.read(body), "1", body)
 
 
-def test_custom_tools_take_one_text_and_namespaced_tools_carry_their_namespace() -> None:
+def test_custom_tools_take_a_single_text_and_namespaced_tools_include_their_namespace() -> None:
     text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
     assert offered(ADD, RUN) == {"add": SCHEMA, "run": text}
     assert offered(SPACE, ADD) == {"math.add": SCHEMA, "math.run": text, "add": SCHEMA}
 
 
-def test_openais_built_in_tools_are_left_out_and_named() -> None:
+def test_openais_built_in_tools_are_left_out_and_reported() -> None:
     for kind in (*BUILT_IN_TOOLS, "web_search_2025_08_26"):
         assert [*offered({"type": kind}, ADD)] == ["add"], kind
         request = RESPONSES.read(tools=[{"type": kind}])
         assert (request.tools, request.left_out) == (None, (kind,))
     refusal = RESPONSES.refusal(tools=[{"type": "shell"}], tool_choice="required")
     assert (
-        "evert does not show the policy the tools that OpenAI defines (shell): offer functions."
+        "OpenAI's built-in tools (shell) are not shown to the policy; define functions instead."
         in refusal.message
     )
 
 
-def test_tool_choice_may_force_a_custom_tool_or_any_tool() -> None:
+def test_tool_choice_can_force_a_custom_tool_or_any_tool() -> None:
     for choice, names in [
         ("required", ("add", "run")),
         ({"type": "custom", "name": "run"}, ("run",)),
@@ -104,7 +104,7 @@ def test_tool_choice_may_force_a_custom_tool_or_any_tool() -> None:
     assert RESPONSES.read(tools=[ADD], tool_choice=allowed) == RESPONSES.read(tools=[ADD])
 
 
-def test_a_custom_tools_call_has_its_text_and_a_namespaced_tools_call_both_names() -> None:
+def test_custom_tool_calls_have_text_input_and_namespaced_calls_have_both_names() -> None:
     calls = (("run", '{"input": "ls"}'), ("run", '{"cmd": 1}'), ("run", "no JSON"))
     output = answer_of(reply("", calls=calls), tools=[RUN])["output"]
     assert [item["type"] for item in output] == ["custom_tool_call"] * 3
@@ -158,7 +158,7 @@ def test_responses_share_their_history_and_are_kept_unless_store_is_false() -> N
 
     body["store"] = False
     answer = dialect.write(reply("So."), dialect.read(body), "x", body)
-    with pytest.raises(openai.BadRequestError, match="not found here"):
+    with pytest.raises(openai.BadRequestError, match="not found"):
         dialect.read({"input": "Hi", "previous_response_id": answer["id"]})
 
 
@@ -166,7 +166,7 @@ def gemini_written(said: Any, **body: Any) -> Fields:
     return Gemini("policy").write(said, GEMINI.read(), "1", body)
 
 
-def test_the_path_names_the_model_and_says_whether_to_stream() -> None:
+def test_the_model_and_streaming_are_read_from_the_path() -> None:
     for path, model, stream in [
         ("/v1beta/models/policy:generateContent", "policy", False),
         ("/v1beta/models/gemini-2.5-flash:streamGenerateContent", "gemini-2.5-flash", True),

@@ -1,5 +1,5 @@
-"""Each API's messages are read as those of chat completions: a reply is one message, and each tool
-result is a message of its own."""
+"""Messages of all APIs are converted to Chat Completions messages. Each reply becomes a single
+message, and so does each tool result."""
 
 from typing import Any
 
@@ -160,7 +160,7 @@ READ: dict[str, tuple[str, Fields, list[Fields]]] = {
 
 
 @pytest.mark.parametrize("row", READ)
-def test_the_messages_of_every_api_are_read_as_chat_messages(row: str) -> None:
+def test_messages_of_every_api_are_read_as_chat_messages(row: str) -> None:
     name, body, messages = READ[row]
 
     assert [*APIS[name].read(**body).messages] == messages

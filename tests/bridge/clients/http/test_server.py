@@ -1,6 +1,7 @@
-"""The loopback server: rollouts of other processes, over real HTTP with the real SDKs.
+"""The loopback server, which lets agents in other processes make calls. Uses real HTTP and SDKs.
 
-Each test leaves no task, thread, socket or file. Keys are told apart in ``test_wrong_ways.py``.
+A fixture checks that no test leaves a task, socket or server behind. ``test_wrong_ways.py`` tests
+API keys.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ from evert.bridge.ownership import left_alone
 from evert.bridge.tokens.renderer import prompt_renderer
 
 SERVED = "any-name"
-"""Not the policy's, whose calls take-over would answer before they came to a socket."""
+"""Not the policy's name, because take-over would intercept calls before they reach a socket."""
 
 QUESTION: list[Any] = [user("Hi")]
 ASKED: Any = {"model": SERVED, "messages": QUESTION}
@@ -48,7 +49,7 @@ async def nothing_is_left() -> AsyncIterator[None]:
     process = psutil.Process()
     before = process.num_fds()
     yield
-    for _ in range(50):  # a closed connection takes a turn of the loop or two
+    for _ in range(50):  # closing a connection takes one or two loop iterations
         if process.num_fds() <= before and len(asyncio.all_tasks()) == 1:
             break
         await asyncio.sleep(0.02)
@@ -81,7 +82,7 @@ def session_of(client: AgentClient) -> aiohttp.ClientSession:
 
 
 async def post(session: aiohttp.ClientSession, mark: Any = None, **fields: Any) -> str:
-    """Return the text of a completion."""
+    """Request a completion and return its text."""
     call = session.post("chat/completions", json={**ASKED, **fields}, headers=mark)
     async with call as response:
         return str((await response.json())["choices"][0]["message"]["content"])
@@ -91,7 +92,7 @@ async def step(env: ChatAgentEnv, text: str) -> Any:
     return await env.step(tokens_of(text))
 
 
-async def test_many_rollouts_share_a_server_and_get_their_own_replies() -> None:
+async def test_many_rollouts_share_one_server_and_get_their_own_replies() -> None:
     addresses: set[str] = set()
 
     async def agent(client: AgentClient, task: str) -> float:
@@ -115,7 +116,9 @@ async def test_many_rollouts_share_a_server_and_get_their_own_replies() -> None:
     assert all(trajectory.transitions[-1].metrics["lineages"] == 1 for trajectory in trajectories)
 
 
-async def test_the_server_listens_on_loopback_and_advises_tls_elsewhere(caplog: Logs) -> None:
+async def test_the_server_listens_on_loopback_and_recommends_tls_on_other_interfaces(
+    caplog: Logs,
+) -> None:
     async def agent(client: AgentClient) -> float:
         port = int(client.base_url.rpartition(":")[2].partition("/")[0])
         listening = [c for c in psutil.Process().net_connections() if c.status == "LISTEN"]
@@ -127,13 +130,13 @@ async def test_the_server_listens_on_loopback_and_advises_tls_elsewhere(caplog: 
         return 1.0
 
     await play_without_a_call(agent)
-    assert "Put a proxy with TLS or an SSH tunnel in front" in caplog.text
+    assert "Use a TLS proxy or an SSH tunnel to protect them" in caplog.text
 
 
-# -- retries, and clients that go away -----------------------------------------------------------
+# -- retries and disconnecting clients -----------------------------------------------------------
 
 
-async def test_a_marked_retry_gets_the_same_reply_and_an_equal_new_call_a_new_reply() -> None:
+async def test_a_marked_retry_gets_the_same_reply_but_an_identical_new_call_does_not() -> None:
     contents: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -148,7 +151,7 @@ async def test_a_marked_retry_gets_the_same_reply_and_an_equal_new_call_a_new_re
     assert len(trajectory.transitions) == 2
 
 
-async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
+async def test_an_sdk_that_times_out_gets_the_reply_when_it_retries() -> None:
     contents: list[str | None] = []
 
     async def agent(client: AgentClient) -> float:
@@ -158,7 +161,7 @@ async def test_an_sdk_that_timed_out_gets_its_reply_on_its_own_retry() -> None:
         return 1.0
 
     env = await start(agent)
-    await asyncio.sleep(1.0)  # meanwhile the SDK times out and retries
+    await asyncio.sleep(1.0)  # the SDK times out and retries in the meantime
     result = await step(env, "late")
 
     assert result.episode_done
@@ -180,7 +183,7 @@ async def test_a_call_whose_client_disconnected_is_given_up(monkeypatch: Patch) 
 
     env = await start(agent)
     await asyncio.sleep(0.6)
-    between = await step(env, "first")  # nobody waits for it any more
+    between = await step(env, "first")  # no client is waiting for this reply anymore
     assert not between.episode_done
     assert "Again" in prompt_renderer(None).decode(between.next_observation.to_ints())
     assert (await step(env, "second")).reward == 1.0
@@ -216,7 +219,7 @@ async def test_abandoned_calls_do_not_use_up_the_limit_of_open_calls(monkeypatch
 
 
 @pytest.mark.usefixtures("often_pinged")
-async def test_a_failing_frozen_model_is_named_in_an_answer_and_in_a_stream() -> None:
+async def test_the_error_for_a_failing_frozen_model_names_it_streamed_or_not() -> None:
     message = "The model 'judge' failed: ValueError: no such game"
     answers: list[str] = []
 
@@ -241,7 +244,7 @@ async def test_a_failing_frozen_model_is_named_in_an_answer_and_in_a_stream() ->
 
 
 @pytest.mark.usefixtures("often_pinged")
-async def test_a_waiting_stream_is_kept_alive_by_comments() -> None:
+async def test_a_waiting_stream_is_kept_alive_with_comments() -> None:
     raw: list[bytes] = []
 
     async def agent(client: AgentClient) -> float:
@@ -261,7 +264,7 @@ async def test_a_waiting_stream_is_kept_alive_by_comments() -> None:
 
 @pytest.mark.usefixtures("often_pinged")
 @pytest.mark.parametrize("pause", [0, 0.2], ids=["at once", "after comments"])
-async def test_the_sdks_read_a_stream_after_keep_alive_comments(pause: float) -> None:
+async def test_the_sdks_can_read_a_stream_with_keep_alive_comments(pause: float) -> None:
     texts: list[str] = []
 
     async def agent(client: AgentClient) -> float:
@@ -284,7 +287,7 @@ async def test_the_sdks_read_a_stream_after_keep_alive_comments(pause: float) ->
 
 
 class Late(MessageCompleter):
-    """A model that refuses long after the stream has begun."""
+    """A model that fails long after the stream has started."""
 
     async def __call__(self, messages: Any) -> Any:
         await asyncio.sleep(0.3)
@@ -293,7 +296,7 @@ class Late(MessageCompleter):
 
 @pytest.mark.usefixtures("often_pinged")
 @as_agent(models={"late": Late()})
-async def test_an_error_in_a_waiting_google_stream_is_the_sdks_own_error(
+async def test_an_error_in_a_waiting_google_stream_raises_the_sdks_own_error(
     client: AgentClient,
 ) -> None:
     with left_alone():
@@ -324,7 +327,7 @@ async def test_closing_a_rollout_ends_its_waiting_stream() -> None:
 
 
 @as_agent("hello")
-def test_a_blocking_agent_may_ask_for_an_address_from_its_thread(client: Any) -> None:
+def test_a_blocking_agent_can_request_an_address_from_its_thread(client: Any) -> None:
     assert client.serve() == client.serve()
     with openai.OpenAI(base_url=client.base_url, api_key=client.api_key) as sdk:
         completion = sdk.chat.completions.create(**ASKED)
@@ -332,7 +335,7 @@ def test_a_blocking_agent_may_ask_for_an_address_from_its_thread(client: Any) ->
 
 
 async def test_an_address_requested_while_the_server_is_stopping_works() -> None:
-    """A server that is stopping takes no new rollout; the next rollout gets a new server."""
+    """A stopping server accepts no new rollouts, so the next rollout starts a new server."""
 
     async def first(client: AgentClient) -> float:
         assert client.base_url
@@ -356,7 +359,7 @@ async def test_an_address_requested_while_the_server_is_stopping_works() -> None
         assert [result.reward for result in results] == [1.0, 1.0]
 
 
-async def test_both_clients_of_one_seat_continue_the_same_responses() -> None:
+async def test_both_clients_of_a_seat_can_continue_the_same_response() -> None:
     async def agent(client: AgentClient) -> float:
         fields: Any = {"model": "evert/p", "input": "Hi"}
         first = await client.seat("p").openai.responses.create(**fields)

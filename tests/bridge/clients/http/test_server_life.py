@@ -1,4 +1,4 @@
-"""The loopback server lives exactly as long as its loop and its last rollout."""
+"""The loopback server stops when its last rollout ends or its event loop closes."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def nothing_listens() -> Iterator[None]:
 
 
 def ask(address: Address, text: str = "Hi") -> str:
-    """Make a blocking call with the standard library, which evert does not take over."""
+    """Make a blocking call with urllib, which evert does not take over."""
     body = {"model": "any", "messages": [user(text)]}
     request = urllib.request.Request(
         f"{address.base_url}/chat/completions",
@@ -58,7 +58,7 @@ def ask(address: Address, text: str = "Hi") -> str:
 
 
 async def asking(client: AgentClient) -> float:
-    """An agent whose calls come over HTTP, from a thread."""
+    """An agent that makes its calls over HTTP from a thread."""
     return float(await asyncio.to_thread(ask, client.serve()) == "yes")
 
 
@@ -67,7 +67,7 @@ async def play(agent: Any = asking) -> float:
 
 
 async def abandon(addresses: list[Address]) -> ChatAgentEnv:
-    """Return an Env that has handed out an address and is never closed."""
+    """Start an episode that requests an address, and return its Env without closing it."""
 
     async def agent(client: AgentClient) -> float:
         addresses.append(client.serve())
@@ -84,10 +84,10 @@ def is_refused(address: Address) -> bool:
     return isinstance(caught.value.reason, ConnectionRefusedError)
 
 
-# -- an address is answered ----------------------------------------------------------------------
+# -- requesting an address -----------------------------------------------------------------------
 
 
-async def test_an_address_requested_while_the_agent_ends_is_served_or_refused() -> None:
+async def test_an_address_requested_while_the_agent_returns_works_or_raises() -> None:
     outcomes: list[Address | Exception] = []
     threads: list[threading.Thread] = []
 
@@ -110,7 +110,7 @@ async def test_an_address_requested_while_the_agent_ends_is_served_or_refused() 
     assert len(outcomes) == 200
 
 
-async def test_a_finished_episode_hands_out_no_address() -> None:
+async def test_a_finished_episode_does_not_hand_out_an_address() -> None:
     clients: list[AgentClient] = []
 
     async def agent(client: AgentClient) -> float:
@@ -123,7 +123,7 @@ async def test_a_finished_episode_hands_out_no_address() -> None:
         clients[0].serve()
 
 
-def test_a_closed_loop_serves_nothing() -> None:
+def test_an_address_cannot_be_requested_after_the_loop_is_closed() -> None:
     clients: list[AgentClient] = []
 
     async def agent(client: AgentClient) -> float:
@@ -141,22 +141,22 @@ def test_a_closed_loop_serves_nothing() -> None:
         clients[0].serve()
 
 
-# -- the end of a loop ---------------------------------------------------------------------------
+# -- event loops that stop -----------------------------------------------------------------------
 
 
 def cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel all tasks, because Python warns about tasks that are pending in a closed loop."""
+    """Cancel all tasks, because Python warns about pending tasks when a loop is closed."""
     for task in asyncio.all_tasks(loop):
         task.cancel()
     with suppress(asyncio.CancelledError):
         loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(loop), return_exceptions=True))
 
 
-def test_each_run_in_a_row_has_its_own_server() -> None:
+def test_consecutive_runs_have_their_own_servers() -> None:
     assert [asyncio.run(play()) for _ in range(5)] == [1.0] * 5
 
 
-def test_all_episodes_of_a_loop_share_a_named_port() -> None:
+def test_all_episodes_of_a_loop_share_a_fixed_port() -> None:
     port, addresses = kit.free_port(), list[Address]()
 
     async def agent(client: AgentClient) -> float:
@@ -186,12 +186,14 @@ def test_all_episodes_of_a_loop_share_a_named_port() -> None:
         ("trainer:80", ("trainer", 80)),
     ],
 )
-def test_an_interface_is_given_with_or_without_a_port(host: str, named: tuple[str, int]) -> None:
+def test_an_interface_can_be_given_with_or_without_a_port(
+    host: str, named: tuple[str, int]
+) -> None:
     assert server.interface_and_port(host) == named
 
 
 @pytest.mark.parametrize("error", [RuntimeError, asyncio.CancelledError])
-def test_a_run_that_fails_or_is_cancelled_ends_its_server(error: type[BaseException]) -> None:
+def test_a_run_that_fails_or_is_cancelled_stops_its_server(error: type[BaseException]) -> None:
     addresses: list[Address] = []
     envs: list[ChatAgentEnv] = []
 
@@ -209,10 +211,10 @@ def test_a_run_that_fails_or_is_cancelled_ends_its_server(error: type[BaseExcept
     assert all(map(is_refused, addresses))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's own
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # from asyncio
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 50])
 def test_closing_a_loop_stops_its_server(turns: int) -> None:
-    """It stops at any moment of its start, even while something still references its Env."""
+    """The server stops however far its startup got, even if the Env is still referenced."""
     addresses: list[Address] = []
     loop = asyncio.new_event_loop()
 
@@ -265,14 +267,14 @@ def test_a_loop_that_is_stopped_and_restarted_keeps_serving() -> None:
     env = ChatAgentEnv(agent)
     with ThreadPoolExecutor(1) as pool, contextlib.closing(asyncio.new_event_loop()) as loop:
         loop.run_until_complete(env.initial_observation())
-        answer = pool.submit(ask, addresses[0])  # while nobody answers
+        answer = pool.submit(ask, addresses[0])  # sent while the loop is stopped
         steps = [loop.run_until_complete(env.step(tokens_of("yes"))) for _ in range(2)]
 
     assert [step.episode_done for step in steps] == [False, True]
     assert steps[1].reward == 1.0
 
 
-def test_loops_in_threads_have_servers_of_their_own() -> None:
+def test_loops_in_threads_have_their_own_servers() -> None:
     meet = threading.Barrier(3, timeout=60)
     ports: set[int] = set()
 
@@ -286,16 +288,16 @@ def test_loops_in_threads_have_servers_of_their_own() -> None:
     assert len(ports) == 3
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork of a process with threads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking a multi-threaded process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-async def test_a_fork_inherits_no_socket_and_serves_its_own_address() -> None:
+async def test_a_fork_inherits_no_sockets_and_serves_its_own_address() -> None:
     results = multiprocessing.get_context("fork").SimpleQueue()
     go = os.pipe()
 
     def child() -> None:
         results.put(len([conn for conn in psutil.Process().net_connections() if conn.laddr]))
         os.read(go[0], 1)
-        results.put(ask(addresses[0]))  # the parent's, which answers
+        results.put(ask(addresses[0]))  # the parent's server answers
         os.read(go[0], 1)
         results.put(asyncio.run(play()))
 
@@ -303,10 +305,10 @@ async def test_a_fork_inherits_no_socket_and_serves_its_own_address() -> None:
 
     async def agent(client: AgentClient) -> float:
         addresses.append(client.serve())
-        await asyncio.sleep(0.05)  # it listens
+        await asyncio.sleep(0.05)  # wait until the server is listening
         process.start()
         os.write(go[1], b"1")
-        for _ in range(2):  # the child's call comes in between
+        for _ in range(2):  # the child makes its call between these two calls
             await client.chat.completions.create(messages=QUESTION)
             await asyncio.sleep(1)
         return 1.0
@@ -321,10 +323,10 @@ async def test_a_fork_inherits_no_socket_and_serves_its_own_address() -> None:
         os.close(end)
 
 
-# -- nothing is kept, nothing is shown -----------------------------------------------------------
+# -- references, keys and leftovers --------------------------------------------------------------
 
 
-async def test_a_server_keeps_nothing_of_the_rollout_that_started_it() -> None:
+async def test_a_server_keeps_no_reference_to_the_rollout_that_started_it() -> None:
     gone: list[weakref.ref[Any]] = []
     has_begun = asyncio.Event()
 
@@ -341,7 +343,7 @@ async def test_a_server_keeps_nothing_of_the_rollout_that_started_it() -> None:
         await started
         del started
         async with asyncio.timeout(60):
-            while gone[0]() is not None:  # the asking thread may still hold it
+            while gone[0]() is not None:  # the thread that made the call may still reference it
                 await asyncio.sleep(0.01)
                 gc.collect()
         return 1.0
@@ -357,7 +359,7 @@ def test_an_address_does_not_show_its_key() -> None:
 
 @pytest.mark.nightly
 def test_concurrent_commands_get_addresses_and_leave_nothing_behind() -> None:
-    """The short form of ``benchmarks/commands.py``."""
+    """Run the quick version of ``benchmarks/commands.py``."""
     script = [sys.executable, "benchmarks/commands.py", "--quick"]
     ended = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
 

@@ -1,7 +1,7 @@
-"""Limits of a connection to the loopback server, tested with raw sockets.
+"""Connection limits of the loopback server, tested with raw sockets.
 
-Connections without a key never block a rollout's calls; odd and broken HTTP smuggles nothing; a key
-opens only its own rollout, and is never shown.
+Connections without a key never block a rollout's calls, malformed HTTP cannot smuggle requests, and
+a key only gives access to its own rollout and is never leaked.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ PATH = "/v1/chat/completions"
 
 @asynccontextmanager
 async def serving(reply: str = "yes", host: str = "127.0.0.1") -> AsyncIterator[Address]:
-    """Serve a rollout that is called only over HTTP and gives every call the same reply."""
+    """Serve a rollout that only receives calls over HTTP and gives each one the same reply."""
     address: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
     over = asyncio.Event()
 
@@ -68,7 +68,7 @@ async def all_are_closed() -> AsyncIterator[None]:
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
-    await asyncio.sleep(0.1)  # those that were let in at the last moment
+    await asyncio.sleep(0.1)  # give connections that were just accepted time to close
 
 
 def place(address: Address) -> tuple[str, int]:
@@ -91,7 +91,7 @@ def request(
     length: bool = True,
     close: bool = True,
 ) -> bytes:
-    """Return the bytes of a request with these headers added."""
+    """Return the raw bytes of a request, with extra headers."""
     lines = [
         line,
         f"Host: {host}",
@@ -110,7 +110,7 @@ async def one_answer(reader: asyncio.StreamReader) -> bytes:
 
 
 async def send(address: Address, data: bytes) -> bytes:
-    """Return everything that the server sends until it closes the connection."""
+    """Send data and return everything the server sends before it closes the connection."""
     reader, writer = await connect(address)
     writer.write(data)
     try:
@@ -126,7 +126,7 @@ def status(answer: bytes) -> int:
 # -- slow clients --------------------------------------------------------------------------------
 
 
-async def test_idle_connections_and_endless_headers_are_disconnected(monkeypatch: Patch) -> None:
+async def test_idle_connections_and_endless_headers_time_out(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "IDLE_TIME", 0.3)
     async with serving() as address:
         for data in (b"", request(address, key="none", close=False), request(address, close=False)):
@@ -138,7 +138,7 @@ async def test_idle_connections_and_endless_headers_are_disconnected(monkeypatch
             await asyncio.sleep(0.02)
 
 
-async def test_a_body_that_never_arrives_is_a_408(monkeypatch: Patch) -> None:
+async def test_a_body_that_never_arrives_gets_a_408(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "BODY_TIME", 0.3)
     async with serving() as address:
         answer = await send(address, request(address)[:-1])
@@ -147,7 +147,7 @@ async def test_a_body_that_never_arrives_is_a_408(monkeypatch: Patch) -> None:
 
 
 def echo(address: Address) -> bytes:
-    """Return a request whose answer is longer than any socket's buffer."""
+    """Return a request whose response does not fit in a socket buffer."""
     body = json.dumps({"input": "Hi", "metadata": {"echoed": "x" * 2**24}}).encode()
     return request(address, body, line="POST /v1/responses HTTP/1.1")
 
@@ -169,12 +169,12 @@ async def test_clients_that_read_nothing_do_not_outlive_the_server() -> None:
         reader, writer = await connect(address)
         writer.write(echo(address))
         await writer.drain()
-        await reader.readexactly(1000)  # it is being answered
+        await reader.readexactly(1000)  # the server has started to respond
         every = the_connections().every
     await until(lambda: not every)
 
 
-# -- how many ------------------------------------------------------------------------------------
+# -- number of connections -----------------------------------------------------------------------
 
 
 Opened = Callable[[Address, int], list[socket.socket]]
@@ -201,13 +201,15 @@ async def says_hi(pair: tuple[asyncio.StreamReader, asyncio.StreamWriter], to: A
     assert status(await one_answer(reader)) == 200
 
 
-crowded = pytest.mark.filterwarnings(  # asyncio's own
+crowded = pytest.mark.filterwarnings(  # from asyncio
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 
 
 @crowded
-async def test_600_idle_connections_block_no_rollout(opened: Opened, monkeypatch: Patch) -> None:
+async def test_600_idle_connections_do_not_block_a_rollout(
+    opened: Opened, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(connections, "YOUNG", 0.1)
     async with serving() as address:
         idle = opened(address, 600)
@@ -217,11 +219,13 @@ async def test_600_idle_connections_block_no_rollout(opened: Opened, monkeypatch
         assert {status(answer) for answer in await asyncio.gather(*calls)} == {200}
         await until(lambda: not are_crowded())
         idle[0].settimeout(10)
-        assert idle[0].recv(1) == b""  # the oldest made room
+        assert idle[0].recv(1) == b""  # the oldest connection was closed
 
 
 @crowded
-async def test_strangers_never_replace_a_known_client(opened: Opened, monkeypatch: Patch) -> None:
+async def test_unauthenticated_connections_never_displace_a_known_client(
+    opened: Opened, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(connections, "YOUNG", 0)
     async with serving() as address:
         pair = await connect(address)
@@ -229,11 +233,13 @@ async def test_strangers_never_replace_a_known_client(opened: Opened, monkeypatc
             await says_hi(pair, address)
             opened(address, 300)
             await until(are_crowded)
-            await asyncio.sleep(0.1)  # the others come and go
+            await asyncio.sleep(0.1)  # let the server close some of the new connections
 
 
 @crowded
-async def test_a_new_client_has_time_for_its_request(opened: Opened, monkeypatch: Patch) -> None:
+async def test_a_new_client_has_time_to_send_its_request(
+    opened: Opened, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(connections, "YOUNG", 600)
     async with serving() as address:
         pair = await connect(address)
@@ -243,7 +249,7 @@ async def test_a_new_client_has_time_for_its_request(opened: Opened, monkeypatch
 
 
 @crowded
-async def test_a_connection_of_a_finished_rollout_serves_the_next_rollout(opened: Opened) -> None:
+async def test_a_connection_can_be_reused_for_another_rollout(opened: Opened) -> None:
     async with serving() as outer:
         async with serving() as address:
             pair = await connect(address)
@@ -253,7 +259,7 @@ async def test_a_connection_of_a_finished_rollout_serves_the_next_rollout(opened
         await says_hi(pair, outer)
 
 
-async def test_a_rollout_with_too_many_concurrent_calls_is_told_to_wait(monkeypatch: Patch) -> None:
+async def test_a_rollout_with_too_many_concurrent_calls_gets_a_429(monkeypatch: Patch) -> None:
     monkeypatch.setattr(connections, "AT_ONCE", 2)
     async with serving() as address:
         slow = [await connect(address) for _ in range(2)]
@@ -280,14 +286,14 @@ async def test_idle_connections_of_a_rollout_are_limited(monkeypatch: Patch) -> 
         await until(lambda: len(the_connections().every) == 3)
 
 
-# -- names ---------------------------------------------------------------------------------------
+# -- host names ----------------------------------------------------------------------------------
 
 OURS = ["127.0.0.1:80", "localhost", "LocalHost.", "a.localhost:1", "[::1]:8", "10.0.0.7"]
 CONTAINERS = ["host.docker.internal:80", "host.containers.internal"]
 FOREIGN = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "[", "", "a@b:c:d"]
 
 
-async def test_requests_for_this_machine_are_answered_and_for_foreign_names_refused() -> None:
+async def test_requests_with_a_local_host_name_are_answered_and_others_rejected() -> None:
     async with serving() as address:
         for host in (*OURS, *CONTAINERS):
             assert status(await send(address, request(address, host=host))) == 200, host
@@ -299,14 +305,14 @@ async def test_requests_for_this_machine_are_answered_and_for_foreign_names_refu
             assert status(await send(address, request(address, line=target))) in (400, 403), host
 
 
-async def test_a_server_beyond_loopback_answers_to_the_machines_hostname() -> None:
+async def test_a_server_on_other_interfaces_accepts_the_machines_hostname() -> None:
     async with serving(host="0.0.0.0") as address:
         call = request(address, host=socket.gethostname())
         assert status(await send(address, call)) == 200
         assert status(await send(address, request(address, host="evil.example"))) == 403
 
 
-async def test_no_answer_has_cors_headers() -> None:
+async def test_no_response_has_cors_headers() -> None:
     cors = ["Origin: http://evil.example", "Access-Control-Request-Method: POST"]
     async with serving() as address:
         for method, key in itertools.product(["OPTIONS", "POST", "GET"], [None, "none"]):
@@ -375,13 +381,13 @@ BAD = {
 }
 
 
-async def test_unusual_http_is_answered() -> None:
+async def test_unusual_but_valid_http_is_answered() -> None:
     async with serving() as address:
         for form, make in FINE.items():
             assert status(await send(address, make(address))) == 200, form
 
 
-async def test_broken_http_is_refused_once(caplog: Logs) -> None:
+async def test_invalid_http_is_rejected_with_a_single_response(caplog: Logs) -> None:
     async with serving() as address:
         for form, (make, expected) in BAD.items():
             answer = await send(address, make(address))
@@ -392,7 +398,7 @@ async def test_broken_http_is_refused_once(caplog: Logs) -> None:
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_a_client_is_told_to_continue_only_if_its_key_is_known() -> None:
+async def test_100_continue_is_only_sent_to_clients_with_a_known_key() -> None:
     async with serving() as address:
         expecting = request(address, BODY, "Expect: 100-continue")
         assert (await send(address, expecting)).startswith(
@@ -422,7 +428,7 @@ async def test_a_retry_never_gets_the_reply_of_another_rollout() -> None:
         assert b"yours" in await send(yours, retry)
 
 
-async def test_no_key_is_shown_or_logged(caplog: Logs) -> None:
+async def test_keys_are_never_returned_or_logged(caplog: Logs) -> None:
     caplog.set_level(logging.DEBUG)
     async with serving() as address:
         key = address.api_key
@@ -442,8 +448,9 @@ async def test_no_key_is_shown_or_logged(caplog: Logs) -> None:
     assert key not in caplog.text
 
 
+@pytest.mark.nightly
 def test_hostile_http_does_not_affect_other_rollouts() -> None:
-    """The short form of ``benchmarks/hostile_http.py``."""
+    """Run the quick version of ``benchmarks/hostile_http.py``."""
     script = [sys.executable, "benchmarks/hostile_http.py", "--quick"]
     ended = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,4 @@
-"""A wrong training request is refused before it reaches the worker, and affects no other."""
+"""An invalid training request is refused before it reaches the worker, and affects no others."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,20 +40,20 @@ CE, IS = "cross_entropy", "importance_sampling"
 SEEN = types.Datum(types.ModelInput(chunks=[PICTURE]), GOOD.loss_fn_inputs)
 NAN, INF = float("nan"), float("inf")
 REFUSED: list[tuple[list[types.Datum], str, Any, str]] = [
-    ([], CE, None, "no data"),
-    ([GOOD, sft([1, 262, 3])], CE, None, "Datum 1: model_input has token id 262; .* 0 to 261"),
-    ([sft([1, -1])], CE, None, "token id -1; the model"),
-    ([sft([1, 2], target_tokens=[2, -100])], CE, None, "has token id -100.*set its weight"),
-    ([sft([1] * 513)], CE, None, "Datum 0 has 513 input tokens; expected 1 to .*context of 512"),
-    ([sft([])], CE, None, "0 input tokens; expected 1 to"),
+    ([], CE, None, "The data is empty"),
+    ([GOOD, sft([1, 262, 3])], CE, None, "Datum 1: model_input contains token id 262, .* 0 to 261"),
+    ([sft([1, -1])], CE, None, "token id -1, but the model"),
+    ([sft([1, 2], target_tokens=[2, -100])], CE, None, "contains token id -100.*set its weight"),
+    ([sft([1] * 513)], CE, None, "Datum 0 has 513 input tokens; .* context length of 512"),
+    ([sft([])], CE, None, "0 input tokens; expected at least 1"),
     ([sft([1, 2, 3], target_tokens=[1, 2])], CE, None, r"has shape \(2,\) for 3 .*pected \(3,\)"),
     ([GOOD, GOOD, sft([1, 2, 3], weights=[1.0])], CE, None, r"Datum 2: weights has shape \(1,\); "),
     ([rl([1, 2], advantages=[0.0, NAN])], "ppo", None, r"advantages is nan at position \[1\]"),
     ([rl([1, 2], logprobs=[0.0, -INF])], IS, None, "logprobs is -inf at position"),
     ([sft([1, 2], advantages=[0.0] * 2)], CE, None, r"Datum 0 .*unknown \['advantages'\]"),
     ([GOOD], "gspo", None, r"missing \['advantages', 'logprobs'\]"),
-    ([SEEN], CE, None, "Datum 0 has a chunk that is not text"),
-    ([GOOD], "mse", None, "no loss 'mse'"),
+    ([SEEN], CE, None, "Datum 0 contains a chunk that is not text"),
+    ([GOOD], "mse", None, "Unknown loss 'mse'"),
     ([GOOD], "custom", None, "forward_backward_custom"),
     ([GOOD], CE, {"clip": 1}, "key 'clip'"),
     ([rl([1, 2])], "stable_reinforce", None, "Datum 0.* has no provenance"),
@@ -85,15 +85,15 @@ def test_custom_losses_have_the_same_checks(training: Any) -> None:
 
     bare = types.Datum(model_input=prompt())
     for data, text in (
-        ([], "no data"),
-        ([GOOD, bare], "Datum 1 for a custom loss .*expected target_tokens"),
-        ([sft([1, 300])], "Datum 0: model_input has token id 300"),
+        ([], "The data is empty"),
+        ([GOOD, bare], "Datum 1 for a custom loss .*must include target_tokens"),
+        ([sft([1, 300])], "Datum 0: model_input contains token id 300"),
     ):
         with pytest.raises(LossInputError, match=text):
             training.forward_backward_custom(data, loss_fn)
     with pytest.raises(LossInputError, match="loss_type_input"):
         training.forward_backward_custom([GOOD], loss_fn, loss_type_input="logits")
-    odd = sft([1, 2], advantages=[5.0])  # whatever the loss makes of it
+    odd = sft([1, 2], advantages=[5.0])  # custom losses may ignore other inputs
     assert training.forward_backward_custom([odd], loss_fn).result().metrics
     assert training.optim_step(ADAM).result().metrics
 
@@ -113,12 +113,12 @@ def test_a_wrong_optimizer_step_is_refused_and_keeps_the_gradient(training: Any)
     assert training.optim_step(ADAM).result().metrics["optim/grad_norm"] > 0
 
 
-PEFT = "First merge a PEFT adapter into its base: peft's merge_and_unload"
+PEFT = "merge it into its base model first \\(peft's merge_and_unload"
 HOSTED = "tinker://0-1-2:train:0/sampler_weights/final"
-OF_THE_SERVICE = "is a checkpoint of the hosted Tinker service"
+OF_THE_SERVICE = "is a checkpoint on the hosted Tinker service"
 
 
-def test_invalid_arguments_are_refused_at_the_call(
+def test_invalid_arguments_are_refused_when_the_method_is_called(
     training: Any, tiny_model: str, tmp_path: Path
 ) -> None:
     service: Any = tinker.ServiceClient()
@@ -128,10 +128,10 @@ def test_invalid_arguments_are_refused_at_the_call(
     start = service.create_lora_training_client
     resume = service.create_training_client_from_state
     refused: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: start(tiny_model, 0), TrainingError, "rank=0; expected a whole number of 1 or"),
+        (lambda: start(tiny_model, 0), TrainingError, "rank=0; expected a positive integer"),
         (lambda: start(tiny_model, 2.5), TrainingError, "rank=2.5; expected"),
         (lambda: training.save_state("x", -5), CheckpointError, "ttl_seconds .* is -5; expected"),
-        (lambda: for_sampler("x", ttl_seconds=0), CheckpointError, "is 0; .* 0 seconds, or None"),
+        (lambda: for_sampler("x", ttl_seconds=0), CheckpointError, "is 0; .* seconds, or None"),
         (lambda: training.save_weights_external("x", -1), CheckpointError, "is -1; expected"),
         (lambda: training.save_state("step 3"), CheckpointError, "step 3' is not a checkpoint"),
         (lambda: service.create_sampling_client(HOSTED), NoCheckpointError, OF_THE_SERVICE),
@@ -139,7 +139,7 @@ def test_invalid_arguments_are_refused_at_the_call(
         (lambda: training.load_state(HOSTED).result(), NoCheckpointError, OF_THE_SERVICE),
         (lambda: service.create_sampling_client(adapter), CheckpointError, PEFT),
         (lambda: resume(adapter).result(), CheckpointError, PEFT),
-        (lambda: start(adapter).result(), ModelNotFoundError, r"has a LoRA adapter \(.* Merge"),
+        (lambda: start(adapter).result(), ModelNotFoundError, r"a LoRA adapter \(.* Merge"),
     ]
     for call, error, text in refused:
         with pytest.raises(error, match=text):
@@ -147,7 +147,7 @@ def test_invalid_arguments_are_refused_at_the_call(
 
 
 def rollout(client: Any, count: int = 3) -> list[types.Datum]:
-    """Return data as the Cookbook's loop makes them: sampled tokens with advantages, traced."""
+    """Return data like the Cookbook's loop: sampled tokens with advantages and sequence ids."""
     start, data = prompt(5, 6, 7), []
     for i, reply in enumerate(sequences(client, 5, 6, 7, count=count, max_tokens=4)):
         length, name = len(reply.tokens), {"sequence_id": reply.sequence_id}
@@ -166,7 +166,7 @@ def rollout(client: Any, count: int = 3) -> list[types.Datum]:
     return data
 
 
-def test_on_policy_stable_reinforce_steps_as_importance_sampling_does(
+def test_stable_reinforce_equals_importance_sampling_on_policy(
     training: Any, tiny_model: str, caplog: Logs
 ) -> None:
     warn_of_alpha.cache_clear()
@@ -196,16 +196,16 @@ def test_stable_reinforce_requires_recorded_samples(training: Any) -> None:
         [datum] = rollout(client, 1)
         assert training.forward([datum], "stable_reinforce").result().metrics
     datum.loss_fn_inputs["advantages"].to_numpy()[0] = 1.0
-    with pytest.raises(LossInputError, match="an advantage on a target that was not sampled"):
+    with pytest.raises(LossInputError, match="advantage on a target that was not sampled"):
         training.forward([datum], "stable_reinforce")
 
 
-def test_gspo_reads_the_tokens_of_its_ratio_from_the_datum(training: Any) -> None:
+def test_gspo_reads_the_mask_of_its_ratio_from_the_datum(training: Any) -> None:
     client = snapshot(training)
     mask: Any = {"sequence_ratio_mask": torch.tensor([0.0, 0.0, 1.0, 1.0, 1.0, 1.0])}
     data = [types.Datum(d.model_input, {**d.loss_fn_inputs, **mask}) for d in rollout(client)]
     first = training.forward_backward(data, "gspo").result().metrics["loss:sum"]
-    assert first == pytest.approx(0.0, abs=1e-4)  # the ratio is 1, and advantages add up to 0
+    assert first == pytest.approx(0.0, abs=1e-4)  # the ratio is 1, and the advantages sum to 0
     training.optim_step(ADAM)
     second = training.forward_backward(data, "gspo").result().metrics["loss:sum"]
     assert second < first - 1e-3

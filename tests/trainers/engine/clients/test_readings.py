@@ -1,4 +1,4 @@
-"""The log-probabilities of prompt tokens equal those of a forward pass of transformers."""
+"""The log-probabilities of prompt tokens match a forward pass of transformers."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def model(tiny_model: str) -> Any:
 
 
 def expected(model: Any, tokens: list[int]) -> torch.Tensor:
-    """Return [T - 1, V]: row i is the distribution that token i + 1 was drawn from."""
+    """Return [T - 1, V]: row i is the distribution of token i + 1."""
     with torch.inference_mode():
         logits = model(torch.tensor([tokens])).logits[0, :-1]
         return torch.log_softmax(logits.double(), -1).float()
@@ -37,7 +37,7 @@ def ask(client: Any, tokens: list[int] = TOKENS, count: int = 1, **options: Any)
     return client.sample(prompt(*tokens), count, sampling, **options).result()
 
 
-def test_top_k_prompt_log_probabilities_are_the_models(client: Any, model: Any) -> None:
+def test_top_k_prompt_log_probabilities_match_the_model(client: Any, model: Any) -> None:
     best = expected(model, TOKENS).topk(4)
     for last_n in (None, 1, 3, 7):
         how: dict[str, Any] = {"include_prompt_logprobs": True, "prompt_logprobs_last_n": last_n}
@@ -52,7 +52,7 @@ def test_top_k_prompt_log_probabilities_are_the_models(client: Any, model: Any) 
             assert [*values] == pytest.approx(best.values[place - 1].tolist(), abs=1e-4)
             logprob = float(expected(model, TOKENS)[place - 1, TOKENS[place]])
             assert response.prompt_logprobs[place] == pytest.approx(logprob, abs=1e-4)
-    # More than the vocabulary is filled up as the SDK does.
+    # We ask for more tokens than the vocabulary has. The result is padded, as in the SDK.
     response = ask(client, topk_prompt_logprobs=300)
     assert response.topk_prompt_logprobs_np.token_ids.shape == (8, 300)
     assert response.topk_prompt_logprobs[0] is None
@@ -61,7 +61,7 @@ def test_top_k_prompt_log_probabilities_are_the_models(client: Any, model: Any) 
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_target_log_probabilities_are_the_models(client: Any, model: Any, sparse: bool) -> None:
+def test_target_log_probabilities_match_the_model(client: Any, model: Any, sparse: bool) -> None:
     ids = torch.full((7, 5), -1, dtype=torch.int64)
     ids[2, 0], ids[2, 4], ids[5, 1] = 17, 0, 200
     dense = types.TensorData.from_torch(ids)
@@ -81,7 +81,7 @@ def test_all_prompt_log_probabilities_take_one_pass_over_the_prompt(client: Any)
     tokens, stats = list(range(1, 120)), client.sampler.stats
     all_of_it: dict[str, Any] = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
     ask(client, tokens, target_prompt_logprobs=targets_of(118, 1), **all_of_it)
-    assert stats.prompt_tokens <= 2 * len(tokens)  # to score, and to sample after
+    assert stats.prompt_tokens <= 2 * len(tokens)  # one pass to score and one to sample
     before = stats.prompt_tokens
     ask(client, tokens, prompt_logprobs_last_n=4, **all_of_it)
     assert stats.prompt_tokens - before < 60
@@ -94,7 +94,7 @@ def test_an_unknown_token_fails_only_its_request(client: Any) -> None:
         for row in (TOKENS, [*TOKENS[:-1], 9999])
         for named in (targets_of(7, 1), bad)
     ]
-    texts = ["names token id 262; the model knows 0 to 261", *["5 to 9999; the model"] * 2]
+    texts = ["contains token id 262, .* 0 to 261", *["5 to 9999, but the model"] * 2]
     for future, text in zip(wrong, texts, strict=True):
         with pytest.raises(SamplingRequestError, match=text) as refused:
             future.result()
@@ -102,7 +102,7 @@ def test_an_unknown_token_fails_only_its_request(client: Any) -> None:
     assert good.result().target_prompt_logprobs.to_torch().all()
 
 
-async def test_every_client_gives_prompt_log_probabilities(client: Any, tiny_model: str) -> None:
+async def test_every_client_returns_prompt_log_probabilities(client: Any, tiny_model: str) -> None:
     training = trainer_of(tiny_model)
     others = [snapshot(training) for _ in range(2)]
     tokens = prompt(*TOKENS)
@@ -124,8 +124,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"target_prompt_logprobs": targets_of(8, 1)}, r"int64 of shape \[8, 1\]; .* \[7, K\]"),
     ({"target_prompt_logprobs": targets_of(7)}, r"shape \[7\]; expected"),
     ({"target_prompt_logprobs": targets_of(7, 1, dtype=torch.float32)}, "is float32"),
-    ({"topk_sample_logprobs": 2}, "is 2; .* Ask for topk_prompt_logprobs of the prompt and its"),
-    ({"prompt_alt_tokens_k": 2}, "k is 2; .* Sample one token after each prefix of the prompt"),
+    ({"topk_sample_logprobs": 2}, "is 2, .* Request topk_prompt_logprobs on the prompt followed"),
+    ({"prompt_alt_tokens_k": 2}, "k is 2, .* Sample one token after each prefix of the prompt"),
 ]
 
 

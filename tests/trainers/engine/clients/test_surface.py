@@ -1,4 +1,4 @@
-"""The engine's clients have all methods of the SDK's: those that are not served say why."""
+"""The engine's clients have all methods of the SDK's clients; unsupported ones explain why."""
 
 import asyncio
 import concurrent.futures
@@ -55,13 +55,13 @@ PAIRS: list[tuple[type, type]] = [
 
 
 def parameters(method: Any) -> list[inspect.Parameter]:
-    """Return a method's parameters without ``self``."""
+    """Return the parameters of a method, without ``self``."""
     members = list(inspect.signature(method).parameters.values())
     return [p for p in members if p.name != "self" and p.kind is not p.VAR_KEYWORD]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
-def test_every_method_takes_the_sdks_arguments(theirs: type, ours: type) -> None:
+def test_every_method_accepts_the_sdks_arguments(theirs: type, ours: type) -> None:
     public = [name for name in dir(theirs) if not name.startswith("_")]
     assert not [n for n in public if not hasattr(ours, n)], "new in the SDK: serve or refuse them"
     for name in public:
@@ -70,7 +70,7 @@ def test_every_method_takes_the_sdks_arguments(theirs: type, ours: type) -> None
             continue
         static = isinstance(inspect.getattr_static(theirs, name), staticmethod)
         bound = [] if static else [None]
-        # By position and by name: scripts do both.
+        # Scripts pass arguments both by position and by name.
         positional = [p for p in parameters(expected) if p.kind is not p.KEYWORD_ONLY]
         names = [p.name for p in parameters(expected) if p.kind is not p.VAR_POSITIONAL]
         try:
@@ -79,7 +79,7 @@ def test_every_method_takes_the_sdks_arguments(theirs: type, ours: type) -> None
         except TypeError as error:
             pytest.fail(f"{theirs.__name__}.{name}: {error}")
         assert inspect.iscoroutinefunction(method) or not name.endswith("_async"), name
-    if theirs in (tinker.ServiceClient, tinker.RestClient):  # which users make themselves
+    if theirs in (tinker.ServiceClient, tinker.RestClient):  # users construct these themselves
         made = [p for p in inspect.signature(theirs).parameters if p not in ("kwargs", "_holder")]
         inspect.signature(ours).bind(**dict.fromkeys(made))
 
@@ -92,7 +92,7 @@ async def test_a_refused_method_says_why_and_what_to_do(engine: Engine, tiny_mod
         (sampling_client.REFUSED, sampling, "SamplingClient"),
     ):
         for name in refused:
-            text = f"{sdk}.{name} was called on.*: .*\\. "
+            text = f"{sdk}.{name} is not available with.*: .*\\. "
             with pytest.raises(UnsupportedError, match=text) as caught:
                 getattr(client, name)("x")
             assert isinstance(caught.value, tinker.BadRequestError)
@@ -162,21 +162,21 @@ async def test_checkpoints_can_be_kept_or_deleted(engine: Engine, rest: Any, tra
     await rest.delete_checkpoint_async(training.model_id, "weights/s")
     assert not engine.store.folder(state).exists()
     for gone in (rest.delete_checkpoint_from_tinker_path, rest.get_external_weights_urls):
-        with pytest.raises(tinker.NotFoundError, match="There is no checkpoint"):
+        with pytest.raises(tinker.NotFoundError, match="does not exist"):
             gone(state).result()
-    with pytest.raises(NoCheckpointError, match="is unknown: .*EVERT_HOME"):
+    with pytest.raises(NoCheckpointError, match="was not found: .*EVERT_HOME"):
         rest.list_checkpoints("nobody").result()
 
 
 def test_the_cookbook_downloads_weights(engine: Engine, training: Any, tmp_path: Path) -> None:
     train(training)
     state = training.save_state("s").result().path
-    with pytest.raises(CheckpointError, match="age_encryption_recipients has a key"):
+    with pytest.raises(CheckpointError, match="age_encryption_recipients contains an invalid key"):
         training.save_weights_external("x", age_encryption_recipients=["age1nonsense"]).result()
     assert not list(engine.store.root.glob("*/external_weights/*"))
     external = training.save_weights_external("x").result().path
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it uses the future of a client as the client
+        warnings.simplefilter("ignore")  # the SDK uses a client's future as the client
         for i, path in enumerate((state, external)):
             folder = weights.download(tinker_path=path, output_dir=str(tmp_path / str(i)))
             downloaded = safetensors.torch.load_file(Path(folder) / "model.safetensors")
@@ -185,7 +185,7 @@ def test_the_cookbook_downloads_weights(engine: Engine, training: Any, tmp_path:
             assert all(torch.equal(downloaded[key], there[key]) for key in downloaded)
 
 
-def test_additions_of_a_newer_sdk_are_refused_and_reported_by_name(
+def test_new_methods_and_options_of_the_sdk_are_refused_and_reported_by_name(
     engine: Engine, tiny_model: str, monkeypatch: Patch
 ) -> None:
     class Newer(tinker.RestClient):
@@ -200,7 +200,7 @@ def test_additions_of_a_newer_sdk_are_refused_and_reported_by_name(
     client: Any = surface.refuse_unknown(Newer)(cls)()
     added = ["brand_new", "colour= of Newer.get_training_run"]
     assert unknown == [f"Newer.{added[0]}", added[1], "colour= of Newer.list_training_runs_async"]
-    with pytest.raises(UnsupportedError, match=r"Newer.brand_new was called.*does not know it"):
+    with pytest.raises(UnsupportedError, match=r"brand_new is not available.*doesn't support it"):
         client.brand_new()
     run = trainer_of(tiny_model).model_id
     assert client.get_training_run(run, colour="red").result().training_run_id == run
@@ -210,12 +210,15 @@ def test_additions_of_a_newer_sdk_are_refused_and_reported_by_name(
 
 
 NOT_ONE = pytest.mark.skipif(
-    not hasattr(tinker, "BackcompatTrainingClientFuture"), reason="this SDK returns clients at once"
+    not hasattr(tinker, "BackcompatTrainingClientFuture"),
+    reason="this SDK returns clients immediately",
 )
 
 
 @NOT_ONE
-async def test_the_future_of_a_client_acts_as_the_client(engine: Engine, tiny_model: str) -> None:
+async def test_the_future_of_a_client_can_be_used_as_the_client(
+    engine: Engine, tiny_model: str
+) -> None:
     future: Any = tinker.ServiceClient().create_lora_training_client(tiny_model)
     assert isinstance(future, tinker.APIFuture)
     assert isinstance(future, tinker.TrainingClient)
@@ -248,7 +251,7 @@ def test_a_script_that_never_waits_for_a_client_runs(engine: Engine, tiny_model:
 @NOT_ONE
 def test_a_loading_error_is_raised_by_the_first_call_of_the_client(engine: Engine) -> None:
     future = tinker.ServiceClient().create_lora_training_client("/no/such/folder")
-    with pytest.warns(FutureWarning), pytest.raises(tinker.NotFoundError, match="No folder"):
+    with pytest.warns(FutureWarning), pytest.raises(tinker.NotFoundError, match="does not exist"):
         future.get_info()
 
 
@@ -298,7 +301,7 @@ def test_a_state_is_not_overwritten_by_default(engine: Engine, training: Any) ->
 ERRORS = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, EvertError)]
 
 
-def test_an_error_is_both_everts_and_the_sdks_and_pickles() -> None:
+def test_errors_belong_to_both_evert_and_the_sdk_and_can_be_pickled() -> None:
     for error in ERRORS:
         if error.__module__ != errors.__name__ or error.__name__.startswith("_"):
             continue
@@ -310,9 +313,9 @@ def test_an_error_is_both_everts_and_the_sdks_and_pickles() -> None:
     assert isinstance(LossInputError("x"), ValueError)
 
 
-def test_another_optimizer_is_refused(engine: Engine) -> None:
+def test_other_optimizers_are_refused(engine: Engine) -> None:
     service, dimuon = tinker.ServiceClient(), types.DimuonOptimizerConfig()
-    with pytest.raises(UnsupportedError, match=r"has only AdamW.*Leave it out"):
+    with pytest.raises(UnsupportedError, match=r"supports only AdamW.*Leave it out"):
         service.create_lora_training_client("evert-tiny", optimizer=dimuon)
     with pytest.raises(UnsupportedError, match="only AdamW"):
         service.create_training_client_from_state("tinker://x/weights/x", optimizer=dimuon)

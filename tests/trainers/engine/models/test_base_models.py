@@ -1,4 +1,4 @@
-"""Loading models: imports are done before threads race for them; GPT-2 supports no adapter."""
+"""Loading models: imports finish before threads can race for them; GPT-2 supports no adapter."""
 
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,14 @@ print([name for name in set(sys.modules) - before if name.startswith("transforme
 
 @pytest.mark.nightly
 def test_threads_do_not_import_transformers_concurrently(tiny_model: str, tmp_path: Path) -> None:
-    # A process of its own: here everything is imported already.
+    # In a subprocess, because this process has already imported everything.
     assert run_python("-c", RACE, tiny_model, str(tmp_path)) == "[]\n"
 
 
 def test_gpt_2_does_not_support_adapters_and_the_error_says_what_to_do() -> None:
     sizes: dict[str, Any] = {"vocab_size": 16, "n_embd": 8, "n_layer": 1, "n_head": 1}
     model = GPT2LMHeadModel(GPT2Config(**sizes))  # type: ignore[no-untyped-call]
-    with pytest.raises(ModelNotFoundError, match="no linear layer to adapt") as raised:
+    with pytest.raises(ModelNotFoundError, match="no linear layers to adapt") as raised:
         attach_lora(model, 4, seed=0)
-    assert "Train all its parameters (full_parameter=True)" in str(raised.value)
-    assert "Models like GPT-2 have Conv1D layers" in str(raised.value)
+    assert "Train all parameters (full_parameter=True)" in str(raised.value)
+    assert "Models like GPT-2 use Conv1D layers" in str(raised.value)

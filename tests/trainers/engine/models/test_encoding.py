@@ -1,4 +1,4 @@
-"""Threads may share a tokenizer: each text is encoded with the options of its own call."""
+"""Threads can share a tokenizer: each text is encoded with the options of its own call."""
 
 import copy
 import pickle
@@ -23,7 +23,7 @@ def tokenizer() -> Any:
 
 
 def encode_in_threads(tokenizer: Any) -> set[tuple[bool, int]]:
-    """Encode a text in threads, with special tokens split or not; return the token counts."""
+    """Encode a text in threads, some of which split special tokens; return the token counts."""
 
     def encode(split: bool) -> tuple[bool, int]:
         tokens = tokenizer.encode(TEXT, add_special_tokens=False, split_special_tokens=split)
@@ -40,7 +40,9 @@ def test_threads_with_different_options_share_a_tokenizer(tokenizer: Any, tmp_pa
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-def test_copies_of_a_tokenizer_encode_alike_with_own_locks(tokenizer: Any, again: Any) -> None:
+def test_copies_of_a_tokenizer_encode_the_same_and_have_their_own_locks(
+    tokenizer: Any, again: Any
+) -> None:
     mine = make_thread_safe(make_thread_safe(tokenizer))
     theirs = again(mine)
     assert theirs.encode(TEXT) == mine.encode(TEXT)
@@ -48,6 +50,6 @@ def test_copies_of_a_tokenizer_encode_alike_with_own_locks(tokenizer: Any, again
     assert theirs._encode_plus._lock is not mine._encode_plus._lock
 
 
-def test_other_objects_than_transformers_tokenizers_are_unchanged() -> None:
+def test_objects_other_than_transformers_tokenizers_are_unchanged() -> None:
     other = object()
     assert make_thread_safe(other) is other

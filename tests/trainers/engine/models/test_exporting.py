@@ -1,4 +1,4 @@
-"""`evert model export` writes a model that computes what the run's weights do, or nothing."""
+"""`evert model export` writes a model that computes the same as the run's weights, or nothing."""
 
 import json
 import os
@@ -14,6 +14,7 @@ import tinker
 import torch
 from huggingface_hub.repocard import metadata_load
 from tests.kit import Patch
+from tests.nightly import each
 from tests.trainers.kit import Cli, environment, shaken, trainer_of
 from tokenizers import Regex, pre_tokenizers  # type: ignore[import-untyped]
 from transformers import (
@@ -36,7 +37,7 @@ from evert.trainers.rundir.folder import RunFolder
 
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, {"tie_word_embeddings": False}),
-    "qwen2": (Qwen2Config, {"tie_word_embeddings": False, "vocab_size": 640}),  # padded
+    "qwen2": (Qwen2Config, {"tie_word_embeddings": False, "vocab_size": 640}),  # vocabulary padded
     "qwen3": (Qwen3Config, {"tie_word_embeddings": True, "head_dim": 32}),
 }
 
@@ -50,7 +51,7 @@ def drawn(config: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a small Llama with a tokenizer that splits text as SmolLM2's does."""
+    """Create a small Llama with a tokenizer that splits text like SmolLM2's."""
     folder = tmp_path_factory.mktemp("export") / "base"
     tokenizer: Any = AutoTokenizer.from_pretrained(base_path())
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -73,7 +74,7 @@ def sizes(kind: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def run(base: Path) -> Path:
-    """Return a run's folder with an adapter that changes the base."""
+    """Create a run whose adapter changes the base."""
     folder = base.parent / "runs/trained"
     folder.mkdir(parents=True)
     with embedded_engine(folder / "checkpoints", device="cpu", full_parameter=False):
@@ -102,18 +103,18 @@ def run(base: Path) -> Path:
         ("gguf", {"model.gguf", "Modelfile"}),
     ],
 )
-def test_an_export_computes_what_the_run_does_and_prints_how_to_use_it(
+def test_an_export_computes_the_same_as_the_run_and_prints_how_to_use_it(
     form: str, files: set[str], run: Path, base: Path, tmp_path: Path, cli: Cli
 ) -> None:
     out = tmp_path / "out"
-    out.mkdir()  # an empty folder is taken
+    out.mkdir()  # an existing empty folder is fine
 
     shown = cli(f"model export {run} out={out} format={form}")
 
     assert_equal_weights(shown)
     [(same, total)] = re.findall(r"\((\d+) of (\d+) tokens match the run\)", shown)
     assert same == total != "0"
-    assert "the exported template renders the run's prompts" in shown
+    assert "the exported chat template renders prompts exactly as in training" in shown
     assert ("vllm serve" if form != "gguf" else "ollama create") in shown
     assert files <= {file.name for file in out.iterdir()}
     assert [*tmp_path.iterdir()] == [out]
@@ -124,14 +125,14 @@ def test_an_export_computes_what_the_run_does_and_prints_how_to_use_it(
     if form == "adapter":
         config = json.loads((out / "adapter_config.json").read_text())
         assert config["base_model_name_or_path"] == str(base)
-        assert "a folder on this machine" in shown
+        assert "a local folder; on other machines" in shown
 
 
-@pytest.mark.filterwarnings("ignore:Using the future")  # as the Cookbook does
+@pytest.mark.filterwarnings("ignore:Using the future")  # the Cookbook does this
 def test_hosted_weights_are_merged(run: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TINKER_API_KEY", "tml-a")
     (record,) = RunFolder(run).checkpoints()
-    with embedded_engine(run / "checkpoints", device="cpu"):  # in the service's place
+    with embedded_engine(run / "checkpoints", device="cpu"):  # plays the service
         assert_equal_weights(cli(f"model export {record['state_path']} out={tmp_path}/out"))
 
 
@@ -140,7 +141,7 @@ def assert_equal_weights(shown: str) -> None:
     assert float(difference) <= 1e-4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", each([*KINDS], by_day=["qwen2"]))  # has a padded vocabulary
 def test_a_reimported_gguf_is_the_same_model(kind: str, base: Path, tmp_path: Path) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
     made = drawn(KINDS[kind][0](**sizes(kind)))
@@ -156,7 +157,7 @@ def test_a_reimported_gguf_is_the_same_model(kind: str, base: Path, tmp_path: Pa
         return float((logprobs[0] - logprobs[1]).abs().max())
 
     assert difference("f32") <= 1e-4
-    # a bfloat16 keeps 8 bits, a float16 11, and blocks of q8_0 about 7
+    # bfloat16 has 8 bits of precision, float16 has 11, and q8_0 blocks have about 7
     assert 1e-4 < difference("f16") < difference("bf16") < 1
     assert 1e-4 < difference("q8_0") < 1
     again: Any = AutoTokenizer.from_pretrained(tmp_path / "again")
@@ -164,17 +165,17 @@ def test_a_reimported_gguf_is_the_same_model(kind: str, base: Path, tmp_path: Pa
     assert again.encode("I'll say 1234.<|im_end|>") == tokenizer.encode("I'll say 1234.<|im_end|>")
 
 
-def test_a_tokenizer_that_llama_cpp_would_not_follow_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_that_llama_cpp_would_handle_differently_is_refused(tmp_path: Path) -> None:
     made = drawn(LlamaConfig(**sizes("llama")))
     tokenizer = AutoTokenizer.from_pretrained(base_path())
-    with pytest.raises(InvalidModelError, match="splits text in a way that evert cannot write"):
+    with pytest.raises(InvalidModelError, match="splits text in a way that evert can't export"):
         write_gguf(made, tokenizer, tmp_path / "model.gguf", "f32", [505])
     made.config.rope_parameters["rope_type"] = "llama3"
     with pytest.raises(InvalidModelError, match="with rope_type llama3"):
         write_gguf(made, tokenizer, tmp_path / "model.gguf", "f32", [505])
 
 
-def test_an_exported_template_contains_its_variables_values(base: Path) -> None:
+def test_an_exported_template_contains_the_values_of_its_variables(base: Path) -> None:
     plain = export_tokenizer(str(base), "template")
     plain.chat_template = "{{ shout }}{% if shout %}!{% endif %}{{ messages[0].content }}"
     folder = shutil.copytree(base, base.parent / "loud")
@@ -189,7 +190,9 @@ def test_an_exported_template_contains_its_variables_values(base: Path) -> None:
     assert tokenizer.apply_chat_template(messages, tokenize=False) == text == "True!Hi"
 
 
-def test_a_wrong_export_is_refused_without_torch(run: Path, base: Path, tmp_path: Path) -> None:
+def test_an_invalid_export_is_refused_without_importing_torch(
+    run: Path, base: Path, tmp_path: Path
+) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").write_text("mine")
     lines = {
@@ -198,11 +201,11 @@ def test_a_wrong_export_is_refused_without_torch(run: Path, base: Path, tmp_path
         f"{run} out=x format=onnx": "expected one of merged, adapter, gguf",
         f"{run} out=x dtype=f16": "expected one of float32, bfloat16, float16",
         f"{run} out=x format=gguf dtype=q4": "expected one of f32, f16, bf16, q8_0",
-        f"{run}@7 out=x": "has no weights after step 7",
+        f"{run}@7 out=x": "has no weights for step 7",
         "runs/nope out=x": "There is no run or model at 'runs/nope'",
         "openai:gpt-5-mini out=x": "is not on this machine",
         f"{base} out=x format=adapter": "has no adapter",
-        "tinker://a/weights/b out=x": "set TINKER_API_KEY",
+        "tinker://a/weights/b out=x": "Set TINKER_API_KEY",
     }
     script = """
 import sys
@@ -223,10 +226,10 @@ sys.exit("torch" in sys.modules)
     assert os.listdir(tmp_path) == ["full"]
 
 
-def test_an_export_that_computes_something_else_leaves_no_file(
+def test_an_export_that_computes_something_different_leaves_no_file(
     run: Path, tmp_path: Path, cli: Cli, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("evert.trainers.commands.model_export.BAR", 0.0)
     shown = cli("model export", str(run), f"out={tmp_path / 'out'}", "format=gguf", status=1)
-    assert "Nothing is written" in shown
+    assert "Nothing was written" in shown
     assert not [*tmp_path.iterdir()]

@@ -1,4 +1,4 @@
-"""An imported model becomes a folder that computes the same; anything else is refused."""
+"""An imported model computes the same as the original; anything unsupported is refused."""
 
 import json
 import os
@@ -32,7 +32,7 @@ CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the shipped base's architecture and random weights."""
+    """Create a model with the shipped base's architecture and random weights."""
     folder = shutil.copytree(base_path(), tmp_path_factory.mktemp("base") / "base")
     config = Qwen3Config.from_pretrained(folder)
     Qwen3ForCausalLM(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
@@ -41,14 +41,16 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def imported(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the original model, imported from a GGUF file."""
+    """Import the original model from a GGUF file."""
     folder = tmp_path_factory.mktemp("gguf")
     write_gguf(original, folder / "base.gguf")
     import_model(str(folder / "base.gguf"), folder / "model")
     return folder / "model"
 
 
-def test_a_gguf_file_becomes_the_model_it_was_made_from(original: Path, imported: Path) -> None:
+def test_a_gguf_file_becomes_the_model_that_it_was_made_from(
+    original: Path, imported: Path
+) -> None:
     base, tokenizer = base_tokenizer(), load_tokenizer(str(imported))
     ids = torch.tensor([base.encode(TEXTS[-1])])
     assert [tokenizer.encode(text) for text in TEXTS] == [base.encode(text) for text in TEXTS]
@@ -58,12 +60,12 @@ def test_a_gguf_file_becomes_the_model_it_was_made_from(original: Path, imported
             for folder in (imported, original)
         )
     assert torch.allclose(made, known, atol=1e-4)
-    assert len({file.stat().st_mode for file in imported.iterdir()}) == 1  # all follow the umask
+    assert len({file.stat().st_mode for file in imported.iterdir()}) == 1  # follow the umask
     assert metadata_load(imported / "README.md") == {"license": "mit"}
 
 
 def test_an_imported_model_is_checked(imported: Path, tmp_path: Path, cli: Cli) -> None:
-    assert check(imported) is None  # it has no chat template
+    assert check(imported) is None  # there is no chat template to check
     out = tmp_path / "copy"
     import_model(str(imported), out)
     (out / "chat_template.jinja").write_text(CHATML)
@@ -73,9 +75,9 @@ def test_an_imported_model_is_checked(imported: Path, tmp_path: Path, cli: Cli) 
     assert summary == ("template", True, False)
     shown = cli("model import", str(out), f"out={tmp_path / 'again'}")
     assert f"written: {tmp_path / 'again'}" in shown
-    assert "restores the text that it encoded" in shown
+    assert "encoding and decoding round-trips" in shown
     shown = cli("model import", str(imported), f"out={tmp_path / 'bare'}")
-    assert "no chat template: pass renderer_name=" in shown
+    assert "no chat template; pass renderer_name=" in shown
 
 
 Change = Callable[[Path], object]
@@ -126,15 +128,15 @@ def shards_elsewhere(folder: Path) -> None:
 UP = "model.layers.0.mlp.up_proj.weight"
 INDEX = "model.safetensors.index.json"
 BAD: dict[str, tuple[Change, str]] = {
-    "a weight that is missing": (lacks, f"lacks {UP}"),
+    "a weight that is missing": (lacks, f"is missing {UP}"),
     "NaN": (changed(UP, float("nan")), f"NaN or infinity in {UP}"),
     "infinity": (changed(UP, float("inf")), f"NaN or infinity in {UP}"),
-    "another shape": (misshapen, f"another shape: {UP}"),
-    "far more weights": (claims(intermediate_size=10**8), "its configuration needs"),
-    "a link to a device": (links_to("/dev/zero"), "extra is a link; expected files"),
-    "a link outside": (links_to("../secret"), "extra is a link; expected files"),
+    "another shape": (misshapen, f"wrong shape: {UP}"),
+    "far more weights": (claims(intermediate_size=10**8), "its config requires"),
+    "a link to a device": (links_to("/dev/zero"), "extra is a link; expected regular files"),
+    "a link outside": (links_to("../secret"), "extra is a link; expected regular files"),
     "a named pipe": (lambda folder: os.mkfifo(folder / "extra"), "extra is a pipe"),
-    "shards elsewhere": (shards_elsewhere, "names ../secret, missing from"),
+    "shards elsewhere": (shards_elsewhere, "refers to ../secret, missing from"),
     "weights as pickles": (
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
         "no file named model.safetensors",
@@ -160,7 +162,7 @@ def test_a_folder_with_wrong_files_is_refused_and_leaves_no_copy(
 def test_a_folder_that_is_used_directly_is_checked(imported: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(imported, tmp_path / "model")
     lacks(folder)
-    with pytest.raises(ModelNotFoundError, match=f"lacks {UP}"):
+    with pytest.raises(ModelNotFoundError, match=f"is missing {UP}"):
         load_model(str(folder), torch.device("cpu"), torch.float32)
 
 
@@ -193,7 +195,7 @@ def test_user_defined_tokens_of_a_gguf_are_not_split(original: Path, tmp_path: P
     reader = GGUFReader(file, "r+")
     token = base_tokenizer().convert_tokens_to_ids("<|im_end|>")
     field = reader.fields[kinds]
-    field.parts[field.data[token]][0] = 4  # user-defined
+    field.parts[field.data[token]][0] = 4  # type 4: user-defined
     reader.data.flush()
     del reader
 
@@ -202,7 +204,9 @@ def test_user_defined_tokens_of_a_gguf_are_not_split(original: Path, tmp_path: P
     assert load_tokenizer(str(tmp_path / "out")).encode("<|im_end|>") == [token]
 
 
-def test_parts_of_a_gguf_are_joined_and_missing_ones_named(original: Path, tmp_path: Path) -> None:
+def test_the_parts_of_a_gguf_are_joined_and_missing_ones_are_listed(
+    original: Path, tmp_path: Path
+) -> None:
     write_gguf(original, tmp_path / "base.gguf")
     whole = (tmp_path / "base.gguf").read_bytes()
     parts = tmp_path / "parts"
@@ -221,11 +225,13 @@ def test_parts_of_a_gguf_are_joined_and_missing_ones_named(original: Path, tmp_p
         assert torch.equal(weight, weights(tmp_path / "out")[name])
 
 
-def test_a_gguf_that_claims_more_than_it_has_is_refused(original: Path, tmp_path: Path) -> None:
+def test_a_gguf_that_declares_more_data_than_it_has_is_refused(
+    original: Path, tmp_path: Path
+) -> None:
     write_gguf(original, tmp_path / "base.gguf")
     whole = bytearray((tmp_path / "base.gguf").read_bytes())
     at = whole.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 8
-    whole[at : at + 8] = (2**40).to_bytes(8, "little")  # the array's length
+    whole[at : at + 8] = (2**40).to_bytes(8, "little")  # the declared length of the array
     (tmp_path / "base.gguf").write_bytes(whole)
 
     with pytest.raises(InvalidModelError, match="could not be read"):
@@ -238,9 +244,9 @@ def test_an_invalid_model_is_refused_and_leaves_no_copy(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
     for source, out, message in (
-        (tmp_path / "nowhere", "a", "There is no model at"),
+        (tmp_path / "nowhere", "a", "No model found at"),
         (damaged, "b", "damaged.gguf could not be read"),
-        (there, "there", "exists already"),
+        (there, "there", "already exists"),
         ("package:--help", "c", "could not download the package"),
     ):
         with pytest.raises(InvalidModelError, match=message):

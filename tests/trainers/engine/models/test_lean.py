@@ -1,4 +1,4 @@
-"""The lean forward pass: what it supports. ``sampling/test_oracle.py`` tests its numbers."""
+"""What the lean forward pass supports. ``sampling/test_oracle.py`` checks its numerical results."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def qwen3(**options: Any) -> Any:
 
 
 def check_scores(model: Any, length: int) -> None:
-    """Assert that the lean path scores a row of this length as the model itself does."""
+    """Assert that the lean path and the model give a row of this length the same scores."""
     tokens = torch.randint(0, 61, (length,))
     row = Scoring(tokens.numpy())
     with torch.inference_mode():
@@ -33,7 +33,7 @@ def check_scores(model: Any, length: int) -> None:
     torch.testing.assert_close(torch.tensor(row.values), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_positions_past_the_first_table_are_computed() -> None:
+def test_positions_beyond_the_initial_table_are_computed() -> None:
     check_scores(qwen3(max_position_embeddings=2048), 700)
 
 
@@ -42,7 +42,7 @@ def test_the_lean_path_merges_an_adapter() -> None:
     check_scores(get_peft_model(qwen3(), LoraConfig(r=4, lora_alpha=32, **options)).eval(), 20)
 
 
-def test_a_lean_copy_does_not_change_with_the_model() -> None:
+def test_a_lean_copy_does_not_change_when_the_model_changes() -> None:
     model = qwen3()
     lean = LeanModel(model)
     before = [lean.embedding.clone(), *(layer.qkv.weight.clone() for layer in lean.layers)]
@@ -53,7 +53,7 @@ def test_a_lean_copy_does_not_change_with_the_model() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_a_sliding_window_is_left_to_the_generic_copy() -> None:
+def test_a_sliding_window_uses_the_generic_copy() -> None:
     windowed = qwen3(use_sliding_window=True, max_window_layers=0)
     assert isinstance(freeze(windowed), FrozenGeneric)
 

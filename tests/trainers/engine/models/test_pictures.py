@@ -1,4 +1,4 @@
-"""Images among tokens are read, placed, sampled from and trained on as by transformers."""
+"""Images are read, placed, sampled from and trained on as in transformers."""
 
 import gc
 import io
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="session")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the folder of a tiny random Qwen3-VL."""
+    """Create a tiny random Qwen3-VL."""
     folder = str(tmp_path_factory.mktemp("seeing"))
     main(SeeingConfig(out=folder))
     return folder
@@ -58,12 +58,14 @@ def params(**options: Any) -> types.SamplingParams:
 
 
 def grey(*shades: int) -> types.ModelInput:
-    """Return a prompt of images with text between them."""
+    """Return a prompt with text between images of these shades."""
     parts = [(image(f"rgb({s},{s},{s})", (32, 16 + 16 * (s % 2))), text(9, s)) for s in shades]
     return prompt(text(5, 6, 512), *(chunk for pair in parts for chunk in pair), text(7))
 
 
-def test_an_image_has_an_id_per_token_made_of_its_pixels(seeing: str, tmp_path: Path) -> None:
+def test_the_tokens_of_an_image_share_an_id_computed_from_its_pixels(
+    seeing: str, tmp_path: Path
+) -> None:
     uncounted = image(size=(48, 32)).model_copy(update={"expected_tokens": None})
     row = PictureReader(seeing).read(prompt(text(1), uncounted, text(2, 3)))
     [picture] = row.pictures
@@ -117,11 +119,14 @@ def test_threads_that_read_a_picture_concurrently_share_it(seeing: str, monkeypa
 def test_an_invalid_image_is_refused(seeing: str, tiny_model: str) -> None:
     pointer = types.ImageAssetPointerChunk(format="png", location="/x")
     wrong: list[tuple[Any, str]] = [
-        (types.ImageChunk(data=b"no image", format="png"), "an image of 8 bytes that cannot be"),
-        (types.ImageChunk(data=image().data[:60], format="png"), "cannot be read; expected a com"),
-        (image().model_copy(update={"expected_tokens": 5}), "image of 4 tokens where 5 were exp"),
+        (types.ImageChunk(data=b"no image", format="png"), "an image of 8 bytes that can't be"),
+        (
+            types.ImageChunk(data=image().data[:60], format="png"),
+            "be decoded; expected a com",
+        ),
+        (image().model_copy(update={"expected_tokens": 5}), "4 tokens, but expected_tokens is 5"),
         (pointer, "of type 'image_asset_pointer'"),
-        (text(-7), "token id -7; the model knows 0 and up"),
+        (text(-7), "token id -7; expected 0 or more"),
     ]
     for chunk, reason in wrong:
         with pytest.raises(ValueError, match=reason):
@@ -160,7 +165,9 @@ def family(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_every_family_gets_pictures_as_from_transformers(name: str, seeing: str) -> None:
+def test_every_family_gets_the_same_picture_inputs_as_in_transformers(
+    name: str, seeing: str
+) -> None:
     model, reader = family(name), PictureReader(seeing)
     sight = vision_inputs(model)
     assert sight is not None
@@ -180,7 +187,7 @@ def test_every_family_gets_pictures_as_from_transformers(name: str, seeing: str)
     assert torch.allclose(logits, expected, atol=1e-5)
 
 
-def test_an_image_token_in_a_text_is_not_a_picture_and_pictures_are_not_cut(seeing: str) -> None:
+def test_an_image_token_in_a_text_is_not_an_image_and_images_are_not_cut(seeing: str) -> None:
     sight = vision_inputs(load_model(seeing, CPU, torch.float32))
     assert sight is not None
     assert sight.ids(torch.tensor([[3, IMAGE_PAD, -9, 4]])).tolist() == [[3, 515, IMAGE_PAD, 4]]
@@ -194,7 +201,7 @@ def loaded(folder: str) -> Any:
 
 
 def logprobs_of_whole(seeing: str, whole: types.ModelInput) -> np.ndarray:
-    """Return each token's log-probability, by a forward pass of transformers."""
+    """Return the log-probability of each token, computed by transformers."""
     row = PictureReader(seeing).read(whole)
     model, ids = loaded(seeing), np.asarray(row.ids)
     sight = vision_inputs(model)
@@ -215,7 +222,9 @@ def answered(question: types.ModelInput, tokens: Sequence[int]) -> types.ModelIn
     return prompt(*question.chunks, text(*tokens))
 
 
-def test_rows_with_images_are_scored_as_by_the_model(engine: Engine, seeing: str) -> None:
+def test_rows_with_images_get_the_same_scores_as_from_the_model(
+    engine: Engine, seeing: str
+) -> None:
     client = sampler_of(seeing)
     padded = prompt(text(5, IMAGE_PAD), image(), text(IMAGE_PAD, 7))
     prompts = [grey(10), grey(11, 12), prompt(text(5, 6, 7)), grey(11), grey(10, 13, 14), padded]
@@ -244,7 +253,7 @@ def test_rows_with_images_are_scored_as_by_the_model(engine: Engine, seeing: str
     before = client.sampler.stats.prompt_tokens
     more = prompt(*answered(prompts[1], reply.tokens).chunks, image("red"), text(8, 9))
     check(more, client.sample(more, 1, params()).result().sequences[0])
-    # Besides the sampled token, only new tokens are computed: an end, an image, two tokens.
+    # Only the last sampled token and the new tokens (end, image and two of text) are computed.
     assert client.sampler.stats.prompt_tokens - before <= 1 + 4 + 2
 
 
@@ -281,18 +290,18 @@ def test_the_trainer_learns_from_images(full_parameter: bool, seeing: str, tmp_p
         assert scores[0] == pytest.approx(scores[1], abs=1e-5)
 
 
-def test_a_wrong_image_fails_only_its_request(engine: Engine, seeing: str) -> None:
+def test_an_invalid_image_fails_only_its_request(engine: Engine, seeing: str) -> None:
     client = sampler_of(seeing)
     broken = prompt(text(1), types.ImageChunk(data=b"?", format="png", expected_tokens=1), text(2))
     good, bad = client.sample(grey(50), 1, params()), client.sample(broken, 1, params())
-    with pytest.raises(SamplingRequestError, match="The prompt has an image of 1 bytes that cann"):
+    with pytest.raises(SamplingRequestError, match="The prompt contains an image of 1 bytes that"):
         bad.result()
     assert good.result().sequences[0].tokens
-    with pytest.raises(SamplingRequestError, match="prompt ends with an image; expected text"):
+    with pytest.raises(SamplingRequestError, match="prompt ends with an image; it must end"):
         client.sample(prompt(text(1), image()), 1, params()).result()
-    with pytest.raises(SamplingRequestError, match="token ids from -5 to 1; the model knows 0"):
+    with pytest.raises(SamplingRequestError, match="token ids from -5 to 1, but the model"):
         client.sample(prompt(text(1, -5)), 1, params()).result()
     training = trainer_of(seeing)
     data = [datum(prompt(text(1)), [2]), datum(broken, [3])]
-    with pytest.raises(LossInputError, match="Datum 1 has an image of 1 bytes that cannot be read"):
+    with pytest.raises(LossInputError, match="Datum 1 contains an image of 1 bytes that can't"):
         training.forward_backward(data, "cross_entropy")

@@ -1,4 +1,4 @@
-"""Matrix products by oneDNN: they equal PyTorch's own, and are used only where they are faster."""
+"""oneDNN's matrix products match PyTorch's, and are used only where they are faster."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from evert.trainers.system import machine
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call]
-    reason="this PyTorch has no oneDNN",
+    reason="PyTorch was built without oneDNN",
 )
 
 
@@ -34,7 +34,7 @@ def fast_here() -> Any:
     st.sets(st.sampled_from("xwb"), max_size=3),
 )
 @settings(max_examples=40, deadline=None)
-def test_onednns_products_and_gradients_are_those_of_pytorch(
+def test_onednn_gives_the_same_products_and_gradients_as_pytorch(
     rows: tuple[int, ...], sizes: tuple[int, int], biased: bool, trained: set[str]
 ) -> None:
     features, out = sizes
@@ -53,7 +53,7 @@ def test_onednns_products_and_gradients_are_those_of_pytorch(
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
 
 
-def test_only_float32_products_that_gain_use_onednn(monkeypatch: Patch) -> None:
+def test_onednn_is_used_only_for_float32_products_that_become_faster(monkeypatch: Patch) -> None:
     shapes = spied(monkeypatch, products, "_product", lambda x, *_: (*x.shape,))
     for rows, features, out in ((1, 600, 600), (64, 128, 128), (63, 128, 128), (1, 128, 128)):
         linear(torch.ones(rows, features), torch.ones(out, features))
@@ -61,7 +61,9 @@ def test_only_float32_products_that_gain_use_onednn(monkeypatch: Patch) -> None:
     assert shapes == [(1, 600), (64, 128)]
 
 
-def test_an_amd_processor_is_recognised_by_proc_cpuinfo(monkeypatch: Patch, tmp_path: Any) -> None:
+def test_an_amd_processor_is_recognised_from_proc_cpuinfo(
+    monkeypatch: Patch, tmp_path: Any
+) -> None:
     file = tmp_path / "cpuinfo"
     monkeypatch.setattr(machine, "_PROCESSOR", file)
     for text, expected in (("vendor_id\t: AuthenticAMD\n", True), ("GenuineIntel", False)):

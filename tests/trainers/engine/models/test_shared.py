@@ -1,4 +1,4 @@
-"""A base that several adapters share is loaded once, without a difference for its users."""
+"""A base that several adapters share is loaded only once, and the adapters cannot tell."""
 
 import gc
 from collections.abc import Iterator
@@ -74,13 +74,13 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def adapting(tmp_path: Path) -> Iterator[Engine]:
-    """Use an engine that trains adapters, whatever the model's size."""
+    """Start an engine that trains adapters, whatever the size of the model."""
     with embedded_engine(tmp_path / "store", device="cpu", full_parameter=False) as engine:
         yield engine
 
 
 def tensor_bytes() -> int:
-    """Return the bytes of all live tensors, counting shared storage once."""
+    """Return the total size of all live tensors in bytes, counting shared storage once."""
     gc.collect()
     kinds = (torch.Tensor, torch.nn.Parameter)
     tensors = [value for value in gc.get_objects() if type(value) in kinds]
@@ -110,7 +110,7 @@ def test_adapters_train_without_affecting_each_other(adapting: Engine, folder: s
     alone = loss_of(first)
     assert alone < untouched - 0.01
     assert loss_of(second) == pytest.approx(untouched, abs=1e-6)
-    for step in (0, 0, 1):  # both at once, each in a thread of its own
+    for step in (0, 0, 1):  # both train concurrently, each in its own thread
         working = [c.forward_backward([datum(seed=step)], "cross_entropy") for c in (first, second)]
         [future.result() for future in working]
         second.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
@@ -121,7 +121,7 @@ def test_adapters_train_without_affecting_each_other(adapting: Engine, folder: s
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_an_adapter_on_a_shared_base_computes_what_peft_does(name: str) -> None:
+def test_an_adapter_on_a_shared_base_computes_the_same_as_peft(name: str) -> None:
     data = [long_datum(n, n) for n in (30, 7, 1)]
     tokenizer: Any = None
     shared = with_random_adapter(SharedBases().tree(name, partial(make, name)))
@@ -136,7 +136,7 @@ def test_an_adapter_on_a_shared_base_computes_what_peft_does(name: str) -> None:
     assert all(float((a - b).norm()) < 1e-4 * float(b.norm()) for a, b in pairs)
 
 
-def test_the_layers_of_an_adapter_may_be_chosen() -> None:
+def test_the_layers_that_get_an_adapter_can_be_chosen() -> None:
     model = SharedBases().tree("m", lambda: make("qwen3 tied"))
     [layer, _] = LeanModel(attach_lora(model, 2, seed=0, train_attn=False), copied=False).layers
     assert layer.qkv.delta is None
@@ -144,7 +144,7 @@ def test_the_layers_of_an_adapter_may_be_chosen() -> None:
     assert [*layer.gate_up.delta.up.shape] == [1024, 4]
 
 
-def test_fused_weights_are_views_of_the_models_own() -> None:
+def test_fused_weights_are_views_of_the_models_weights() -> None:
     model = SharedBases().tree("m", lambda: make("qwen2 with biases"))
     qkv = LeanModel(model, copied=False).layers[0].qkv
     attention = model.model.layers[0].self_attn
@@ -182,7 +182,7 @@ def test_frozen_weights_on_cuda_are_in_bfloat16(device: str, dtype: Any) -> None
     assert loader.dtype(full_parameter=True) == torch.float32
 
 
-def test_a_dtype_may_be_chosen(tmp_path: Path, tiny_model: str) -> None:
+def test_a_dtype_can_be_chosen(tmp_path: Path, tiny_model: str) -> None:
     with embedded_engine(tmp_path, device="cpu", dtype="bfloat16", full_parameter=False) as engine:
         client = trainer_of(tiny_model)
         kinds = {p.dtype for p in client._run.trainer.model.parameters()}
@@ -192,13 +192,13 @@ def test_a_dtype_may_be_chosen(tmp_path: Path, tiny_model: str) -> None:
         assert sequences(sampler)[0].tokens
         assert engine.models.dtype(full_parameter=True) == torch.bfloat16
     with (
-        pytest.raises(ModelNotFoundError, match="dtype is 'int8'; expected auto, float32, bf"),
+        pytest.raises(ModelNotFoundError, match="dtype is 'int8'; expected one of auto, float"),
         embedded_engine(tmp_path, dtype="int8"),
     ):
         pass
 
 
-def test_trainer_and_sampler_nearly_agree_in_bfloat16(tmp_path: Path) -> None:
+def test_trainer_and_sampler_approximately_agree_in_bfloat16(tmp_path: Path) -> None:
     with embedded_engine(tmp_path, device="cpu", dtype="bfloat16", full_parameter=False):
         client = trainer_of("evert-tiny", rank=4)
         sampler = snapshot(client)
@@ -213,5 +213,5 @@ def test_trainer_and_sampler_nearly_agree_in_bfloat16(tmp_path: Path) -> None:
             [output] = client.forward(data, "cross_entropy").result().loss_fn_outputs
             logprobs = output["logprobs"].to_torch()[39:]
             apart.append((logprobs - torch.tensor(reply.logprobs)).abs())
-    # 0.02 where logits or attention's scores are rounded to bfloat16.
+    # The mean would be 0.02 if logits or attention scores were rounded to bfloat16.
     assert 0 < float(torch.cat(apart).mean()) < 0.012

@@ -1,4 +1,4 @@
-"""Fixtures: samplers of the tiny model, which are closed after each test."""
+"""Fixtures: samplers of the tiny model that are closed after each test."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +19,7 @@ def model(tiny_model: str) -> Any:
 
 @pytest.fixture
 def make(model: Any, tiny_model: str) -> Iterator[Callable[..., ModelSampler]]:
-    """Yield a function that makes a sampler of the tiny model, or of another."""
+    """Yield a function that creates a sampler of the tiny model, or of another model."""
     made: list[ModelSampler] = []
 
     def build(kind: Any = FrozenLean, other: Any = None, **options: Any) -> ModelSampler:

@@ -1,4 +1,4 @@
-"""The reference of ``test_oracle.py``: models of many families, and transformers' own results."""
+"""The oracle of ``test_oracle.py``: models from many families, and the results of transformers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 VOCABULARY = 97
 SEED = 11
 ENDS = frozenset({3, 4, 5, 6})
-"""The models' own end tokens."""
+"""End tokens of the models."""
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -74,7 +74,7 @@ def make_model(name: str) -> Any:
 
 
 def adapters_of(base: Callable[[], Any], kinds: Sequence[dict[str, Any]] = ADAPTERS) -> list[Any]:
-    """Return random adapters of one base, and the base."""
+    """Return the base, after several random adapters of it."""
     shared = SharedBases()
     adapted = [attach_lora(shared.tree("m", base), seed=i, **kind) for i, kind in enumerate(kinds)]
     for number, model in enumerate(adapted):
@@ -86,7 +86,7 @@ def adapters_of(base: Callable[[], Any], kinds: Sequence[dict[str, Any]] = ADAPT
 
 
 def neo() -> Any:
-    """Return a GPT-Neo: learned positions, like GPT-2's, in layers that support an adapter."""
+    """Return a GPT-Neo: learned positions like GPT-2, but with layers that support an adapter."""
     made: Any = transformers.GPTNeoForCausalLM
     torch.manual_seed(1)
     config = made.config_class(
@@ -97,7 +97,7 @@ def neo() -> Any:
 
 
 class World:
-    """Models that share a scheduler, and transformers' log-probabilities of their rows."""
+    """Models that share a scheduler, and transformers' log-probabilities for their rows."""
 
     def __init__(self, name: str, tiny_model: str) -> None:
         self.kind: Any = freeze
@@ -120,8 +120,9 @@ class World:
 
     @contextmanager
     def samplers(self, room: int, chunk: int, *, stems: bool) -> Iterator[list[ModelSampler]]:
-        """Yield a sampler of each model, with a prefix cache of ``room`` tokens and passes of at
-        most ``chunk``; with ``stems``, even short common prefixes are held once."""
+        """Yield a sampler for each model. ``room`` is the size of its prefix cache, ``chunk`` the
+        most tokens per pass; with ``stems``, even short common prefixes are stored only once.
+        """
         scheduler, made = Scheduler(), list[ModelSampler]()
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(prefill._CHUNK_TOKENS, "cpu", chunk)
@@ -137,7 +138,7 @@ class World:
             scheduler.close()
 
     def logprobs(self, number: int, row: Sequence[int]) -> Tensor:
-        """Return [T - 1, V]: each token's distribution but the first's, by one forward pass."""
+        """Return [T - 1, V]: the distributions of all tokens after the first, in one pass."""
         key = number, np.array(row).tobytes()
         if key not in self._known:
             with torch.inference_mode():
@@ -152,7 +153,7 @@ class World:
     def check(
         self, number: int, prompt: list[int], params: types.SamplingParams, key: int, reply: Any
     ) -> None:
-        """Assert that a reply is drawn from transformers' distribution, up to its stop."""
+        """Assert that a reply was drawn from the distribution of transformers, up to its stop."""
         whole, start = prompt + reply.tokens, len(prompt) - 1
         assert reply.logprobs == pytest.approx(self.scores(number, whole)[start:], abs=2e-4)
         rows = self.logprobs(number, whole)[start:]
@@ -173,7 +174,7 @@ class World:
 
 
 def key_of(prompt: Sequence[int], params: types.SamplingParams, times: int, index: int) -> int:
-    """Return the random stream of a sample, given how often its prompt was asked before."""
+    """Return the random stream of a sample, given how often its prompt was sampled before."""
     content = np.array(prompt, np.int32).tobytes()
     if params.seed is not None:
         return stream_key(content, params.seed, index)
@@ -181,14 +182,14 @@ def key_of(prompt: Sequence[int], params: types.SamplingParams, times: int, inde
 
 
 def is_drawn(token: int, row: Tensor, params: types.SamplingParams, key: int, step: int) -> bool:
-    """Return whether a stream's number draws the token from the distribution, up to rounding."""
+    """Return whether the stream's random number draws this token, allowing for rounding."""
     if params.temperature == 0:
         return float(row.max() - row[token]) < 1e-3
     best = row.sort(descending=True).values
     if params.top_k > 0 and best[params.top_k - 1] - best[params.top_k] < 1e-3:
-        return True  # rounding decides which of the two is left
+        return True  # rounding decides which of the two is kept
     [number] = uniforms(np.array([key], np.uint64), np.array([step], np.uint64))
-    # Rounding also decides whether top_p includes a token at its edge.
+    # Rounding also decides whether top_p includes the token at the cutoff.
     edges = (0.0, 1e-4, -1e-4) if params.top_p < 1 else (0.0,)
     for edge in edges:
         shaped: Any = TemperatureLogitsWarper(params.temperature)(None, row[None])

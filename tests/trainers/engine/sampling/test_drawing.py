@@ -1,6 +1,6 @@
-"""Drawing tokens: random streams are uniform, top-k and top-p are exact, stops are read.
+"""Drawing tokens: random streams are uniform, top-k and top-p are exact, stops are parsed.
 
-``test_oracle.py`` checks that whole replies are drawn from transformers' distributions.
+``test_oracle.py`` checks that whole replies follow the distributions of transformers.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def params(
 
 
 def shares(how: BatchParams, count: int = 2000) -> list[float]:
-    """Return each token's share of the draws if the uniform numbers cover [0, 1) evenly."""
+    """Return the fraction of draws of each token, for random numbers evenly spaced in [0, 1)."""
     grid = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     drawn, _ = draw(LOGITS.expand(count, -1), how.of(slice(count)), grid)
     return (np.bincount(drawn, minlength=4) / count).tolist()  # type: ignore[no-any-return]
@@ -44,11 +44,11 @@ def shares(how: BatchParams, count: int = 2000) -> list[float]:
     [
         (None, None, 4), (2, None, 2), (1, None, 1), (100, None, 4), (None, 0.6, 2), (2, 0.62, 1),
         (None, 0.5, 1), (None, 0.0, 1), (None, 1.0, 4), (3, 0.6, 2), (None, 0.62, 2), (2, 0.63, 2),
-        # Of 0.5, 0.3, 0.15 and 0.05 the first two are 0.84 of the first three, and 0.8 of all.
+        # Of 0.5, 0.3, 0.15 and 0.05, the first two make up 84% of the first three, but 80% of all.
         (3, 0.83, 2),
     ],
 )  # fmt: skip
-def test_a_draw_keeps_the_likeliest_tokens_in_their_proportions(
+def test_a_draw_keeps_the_most_likely_tokens_in_proportion(
     top_k: int | None, top_p: float | None, count: int
 ) -> None:
     expected = np.array([0.5, 0.3, 0.15, 0.05])
@@ -57,7 +57,7 @@ def test_a_draw_keeps_the_likeliest_tokens_in_their_proportions(
     assert shown == pytest.approx(expected / expected.sum(), abs=1e-3)
 
 
-def test_a_draw_respects_its_temperature() -> None:
+def test_a_draw_uses_its_temperature() -> None:
     squares = np.array([0.5, 0.3, 0.15, 0.05]) ** 2
     assert shares(params(0.5)) == pytest.approx(squares / squares.sum(), abs=1e-3)
     for greedy in (0.0, 1e-40):
@@ -72,10 +72,12 @@ def test_a_token_of_probability_zero_is_never_drawn(number: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 1025, 1536, 5000])
-def test_a_draw_takes_the_token_at_which_the_cumulative_sum_passes_the_number(size: int) -> None:
+def test_a_draw_takes_the_token_where_the_cumulative_sum_passes_the_random_number(
+    size: int,
+) -> None:
     logits = torch.randn(3, size, generator=torch.Generator().manual_seed(size)) * 3
-    logits[:, 1::2] = float("-inf")  # the last token, too
-    logits[2, 0] = 90  # beside it the others are lost in float32
+    logits[:, 1::2] = float("-inf")  # including the last token
+    logits[2, 0] = 90  # the other tokens vanish in float32
     weights = torch.log_softmax(logits, -1).exp().double()
     sums = weights.cumsum(-1)
     for number in (0.0, 1e-40, 0.3, 0.999999, 1 - 2**-53):
@@ -101,7 +103,7 @@ def test_nan_logits_do_not_affect_other_rows(size: int, temperature: float) -> N
 
 
 @pytest.mark.parametrize("how", [params(), params(0.5, top_k=40), params(top_p=0.9)])
-def test_drawing_many_rows_equals_drawing_each_alone(how: BatchParams) -> None:
+def test_drawing_many_rows_equals_drawing_each_row_separately(how: BatchParams) -> None:
     logits = torch.randn(300, 5000, generator=torch.Generator().manual_seed(0)) * 3
     numbers = torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     rows = [slice(row, row + 1) for row in range(300)]
@@ -111,7 +113,7 @@ def test_drawing_many_rows_equals_drawing_each_alone(how: BatchParams) -> None:
     assert logprobs.tolist() == [float(logprob) for _, logprob in alone]
 
 
-def test_streams_are_uniform_and_do_not_repeat() -> None:
+def test_random_streams_are_uniform_and_do_not_repeat() -> None:
     keys = np.repeat(np.array([stream_key(i) for i in range(100)], dtype=np.uint64), 100)
     steps = np.tile(np.arange(100, dtype=np.uint64), 100)
     numbers = uniforms(keys, steps)
@@ -119,7 +121,7 @@ def test_streams_are_uniform_and_do_not_repeat() -> None:
     assert len(np.unique(numbers)) == 10_000
     assert numbers.mean() == pytest.approx(0.5, abs=0.02)
     assert np.histogram(numbers, 10, (0, 1))[0].min() > 850
-    # Neighbours in a stream, and equal steps of two streams, are independent.
+    # Consecutive numbers in a stream are independent, and so are two streams at the same step.
     table = numbers.reshape(100, 100)
     for first, second in ((table[:, :-1], table[:, 1:]), (table[:-1], table[1:])):
         assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.05
@@ -135,11 +137,11 @@ def test_a_stream_key_depends_on_every_part_and_its_boundaries() -> None:
     ("stop", "tokens", "texts"),
     [
         (None, {7}, ()), ([], set(), ()), ([1, 2], {1, 2}, ()),
-        # A base model that ends its reply with <|endoftext|> must not run on to "User:".
+        # A base model that ends its reply with <|endoftext|> must not continue to "User:".
         ("end", {7}, ("end",)), (["a", "b"], {7}, ("a", "b")),
     ],
 )  # fmt: skip
-def test_every_form_of_stop_is_read(stop: Any, tokens: set[int], texts: tuple[str, ...]) -> None:
+def test_every_form_of_stop_is_parsed(stop: Any, tokens: set[int], texts: tuple[str, ...]) -> None:
     stops = make_stops(stop, {7})
     assert (stops.tokens, stops.texts) == (frozenset(tokens), texts)
     assert stops.hit([3, 7], lambda _: "") is (7 in tokens)
@@ -147,5 +149,5 @@ def test_every_form_of_stop_is_read(stop: Any, tokens: set[int], texts: tuple[st
 
 @pytest.mark.parametrize("stop", ["", ["a", ""]])
 def test_an_empty_stop_is_refused(stop: Any) -> None:
-    with pytest.raises(SamplingRequestError, match="non-empty texts"):
+    with pytest.raises(SamplingRequestError, match="non-empty strings"):
         make_stops(stop, {7})

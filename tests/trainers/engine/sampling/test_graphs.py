@@ -1,4 +1,4 @@
-"""Decoding steps that are captured as CUDA graphs, on a stand-in for CUDA."""
+"""Decoding steps captured as CUDA graphs, on a CUDA stand-in."""
 
 import copy
 from typing import Any
@@ -37,7 +37,7 @@ def play(model: Any) -> list[np.ndarray]:
         batch.keep([])
         logits.append(batch.admit([tokens(9, 5), tokens(30, 6)], [1, 4]).logits.cpu())
         step(6)
-        batch.admit([tokens(300, 7)], [1])  # the cache grows
+        batch.admit([tokens(300, 7)], [1])  # makes the cache grow
         batch.keep([*range(5)])
         step(40)
     return [logits.numpy() for logits in logits]
@@ -53,7 +53,7 @@ def expected(model: Any) -> list[np.ndarray]:
     return play(model)
 
 
-def test_a_graph_gives_the_logits_of_its_operations_for_any_rows(
+def test_a_graph_gives_the_same_logits_as_its_operations_for_any_rows(
     model: Any, expected: list[np.ndarray]
 ) -> None:
     with stand_in() as device:
@@ -63,7 +63,7 @@ def test_a_graph_gives_the_logits_of_its_operations_for_any_rows(
     assert device.replays > 60  # of 84 steps
 
 
-def test_a_step_that_cannot_be_captured_is_computed_without_a_graph(
+def test_a_step_that_cannot_be_captured_runs_without_a_graph(
     model: Any, expected: list[np.ndarray], caplog: Logs
 ) -> None:
     refusal = RuntimeError("operation not permitted")
@@ -73,7 +73,7 @@ def test_a_step_that_cannot_be_captured_is_computed_without_a_graph(
     assert farthest(logits, expected) < 1e-4
     assert device.replays == 0
     assert [record.message for record in caplog.records] == [
-        "Decoding without CUDA graphs, since a step cannot be captured: operation not permitted"
+        "Decoding without CUDA graphs, because capturing a step failed: operation not permitted"
     ]
 
 

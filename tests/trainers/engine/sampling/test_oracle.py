@@ -1,8 +1,8 @@
-"""Random sampling requests give the replies and scores of transformers.
+"""Random sampling requests give the same replies and scores as transformers.
 
-Requests differ in shared prefixes, number of samples, lengths, temperatures, truncation, stops and
-seeds. They come in bursts and while others run, and are followed by a next turn and by scoring.
-Models of each family use the fused path or the generic one, and several adapters run at once.
+The requests vary in shared prefixes, number of samples, length, temperature, truncation, stops and
+seeds. They arrive in bursts and while others are running, and are followed by another turn and by
+scoring. Models of each family use the fused or the generic path, and several adapters run at once.
 """
 
 from collections import Counter
@@ -59,13 +59,13 @@ def world(request: pytest.FixtureRequest, tiny_model: str) -> World:
     stems=st.booleans(),
     last=st.sampled_from([None, 5, 1]),
 )
-def test_replies_and_scores_are_those_of_transformers(
+def test_replies_and_scores_match_transformers(
     world: World, requests: list[Any], room: int, chunk: int, stems: bool, last: int | None
 ) -> None:
     before: Counter[tuple[int, ...]] = Counter()
 
     def ask(prompt: list[int], params: types.SamplingParams) -> int:
-        """Return how often the same prompt was asked before without a seed."""
+        """Return how often this prompt was sampled before without a seed."""
         key = (number, *prompt)
         before[key] += params.seed is None
         return before[key] - 1

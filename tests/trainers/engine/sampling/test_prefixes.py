@@ -1,4 +1,4 @@
-"""Shared prefixes of prompts are computed once, measured in tokens and not in seconds."""
+"""Shared prefixes of prompts are computed only once. These tests count tokens, not seconds."""
 
 import functools
 import time
@@ -42,7 +42,7 @@ def ask(
 
 
 def put(cache: PrefixCache, row: Sequence[int]) -> list[tuple[int, int]]:
-    """Put a row into the cache, with its tokens as the values; return the ranges that were read."""
+    """Put a row into the cache, with its tokens as values; return the ranges that were copied."""
     read: list[tuple[int, int]] = []
 
     def copy(start: int, end: int) -> list[torch.Tensor]:
@@ -60,7 +60,7 @@ def found(cache: PrefixCache, row: Sequence[int]) -> list[int]:
     return values
 
 
-def test_the_prefix_cache_finds_what_a_plain_search_finds() -> None:
+def test_the_prefix_cache_finds_the_same_prefixes_as_a_naive_search() -> None:
     rng = np.random.default_rng(0)
     cache, rows = PrefixCache(10**6), [rng.integers(0, 2, rng.integers(1, 14)) for _ in range(500)]
     for row in rows:
@@ -96,7 +96,7 @@ def test_an_evicted_tail_frees_its_memory() -> None:
     assert piece.untyped_storage().nbytes() == 4
 
 
-def test_shared_prefixes_come_level_by_level_if_a_pass_is_worth_it() -> None:
+def test_shared_prefixes_are_computed_level_by_level_if_a_pass_is_worth_it() -> None:
     start, more = tokens(100, 0), tokens(50, 1)
     rows = [start + more + [1], start + more + [2], [*start, 3], [*start[:5], 4]]
     arrays = [np.array(row) for row in rows]
@@ -108,7 +108,9 @@ def test_shared_prefixes_come_level_by_level_if_a_pass_is_worth_it() -> None:
 
 
 @KINDS
-def test_prompts_with_a_shared_prefix_cost_their_distinct_tokens(make: Make, kind: Any) -> None:
+def test_prompts_with_a_shared_prefix_cost_only_their_distinct_tokens(
+    make: Make, kind: Any
+) -> None:
     sampler, prompts = make(kind), family(445, [40] * 64)
     replies = ask(sampler, prompts, samples=4)
     assert sampler.stats.prompt_tokens <= 1.1 * (445 + 64 * 40)
@@ -125,7 +127,7 @@ def test_turns_and_branches_compute_only_new_tokens(make: Make, kind: Any) -> No
     for turn in range(5):
         before = sampler.stats.prompt_tokens
         [[reply]] = ask(sampler, [conversation], seed=turn, temperature=1.0, stop=[])
-        # The last sampled token, which no pass has seen, and the twenty after it.
+        # Computes the last sampled token, which no pass has seen yet, and the 20 new tokens.
         assert sampler.stats.prompt_tokens - before == (120 if turn == 0 else 21)
         conversation = conversation + reply.tokens + tokens(20, turn)
     before = sampler.stats.prompt_tokens
@@ -147,7 +149,9 @@ def test_a_prompt_reuses_the_prefix_of_a_running_one(make: Make, kind: Any) -> N
 
 
 @KINDS
-def test_rows_with_a_shared_prefix_are_scored_by_distinct_tokens(kind: Any, model: Any) -> None:
+def test_rows_with_a_shared_prefix_are_scored_at_the_cost_of_their_distinct_tokens(
+    kind: Any, model: Any
+) -> None:
     rows = [*family(200, [30, 12, 1, 30]), tokens(9, 50)]
     scorings = [Scoring(np.array(row)) for row in [*rows, rows[0]]]
     with torch.inference_mode():
@@ -168,7 +172,7 @@ def test_only_the_last_n_tokens_are_scored_if_the_rest_is_cached(make: Make, kin
         assert sampler.stats.prompt_tokens - before[0] == (299 if last == 5 else count)
     done = sampler.stats.prompt_tokens
     ask(sampler, [row])
-    assert sampler.stats.prompt_tokens - done == 1  # its last token, from which a reply goes on
+    assert sampler.stats.prompt_tokens - done == 1  # the last token, whose logits start the reply
 
 
 @KINDS
@@ -188,7 +192,7 @@ def test_scoring_may_apply_any_function_to_the_logits(make: Make, model: Any, ki
     assert all(value < 0 for value in plain[1:])
 
 
-def test_a_shared_prefix_of_many_rows_is_held_once(model: Any) -> None:
+def test_a_shared_prefix_of_many_rows_is_stored_once(model: Any) -> None:
     with torch.inference_mode():
         batch = FrozenLean(model).new_batch()
         batch.admit([start[:450] for start in family(400, [50] * 4)], [3] * 4)
@@ -200,7 +204,7 @@ def test_a_shared_prefix_of_many_rows_is_held_once(model: Any) -> None:
         assert batch._stem is None
 
 
-def test_staggered_requests_take_as_many_passes_as_on_the_lean_path(make: Make) -> None:
+def test_staggered_requests_need_as_many_passes_as_on_the_lean_path(make: Make) -> None:
     others = [make_model(name) for name in ("learned positions", "a sliding window")]
     samplers = [make(), *(make(FrozenGeneric, other) for other in others)]
     for sampler in samplers:
@@ -217,7 +221,7 @@ def test_staggered_requests_take_as_many_passes_as_on_the_lean_path(make: Make) 
     assert max(generic) <= 1.5 * lean
 
 
-def test_logits_of_prompts_are_not_computed(monkeypatch: Patch) -> None:
+def test_logits_of_prompt_tokens_are_not_computed(monkeypatch: Patch) -> None:
     model, seen = make_model("learned positions"), list[int]()
     forward = type(model).forward
 

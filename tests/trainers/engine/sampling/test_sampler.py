@@ -1,4 +1,4 @@
-"""The sampler: merged work, measured in passes and tokens; refusals; closing.
+"""The sampler: merged work, counted in passes and tokens; refused requests; closing.
 
 ``test_oracle.py`` checks the sampled tokens.
 """
@@ -45,7 +45,7 @@ def test_requests_that_arrive_together_share_forward_passes(make: Make) -> None:
     for future in futures:
         future.result(timeout=60)
     assert sampler.stats.sampled_tokens == 32 * 20
-    # One pass for the prompts and one a token, and a few for those that came a moment later.
+    # One pass for the prompts, one per token, and a few for requests that arrived slightly later.
     assert sampler.stats.forward_passes <= 30
     assert sampler.stats.largest_batch == 32
 
@@ -56,20 +56,20 @@ def test_a_prompt_shared_by_a_group_is_computed_once(make: Make) -> None:
     futures = [sampler.sample(prompt, 1, params()) for _ in range(8)]
     futures.append(sampler.sample(prompt, 16, params()))
     replies = [reply for future in futures for reply in future.result(timeout=60)]
-    # For requests that came a moment later, the last token is computed again.
+    # The last prompt token is computed again for requests that arrived slightly later.
     assert sampler.stats.prompt_tokens < 40 + 9
     assert len({tuple(reply.tokens) for reply in replies}) == 24
     assert len({reply.sequence_id for reply in replies}) == 24
 
 
-def test_rows_leave_when_they_end_and_new_ones_join_a_running_batch(make: Make) -> None:
+def test_finished_rows_leave_and_new_ones_join_a_running_batch(make: Make) -> None:
     sampler = make()
     long = sampler.sample(prompts(10)[0], 1, params(max_tokens=400))
     short = [one(sampler.sample(p, 1, params(max_tokens=3))) for p in prompts(8, 9)]
     assert [len(s.tokens) for s in short] == [3, 3]
     assert not long.done()
     assert len(one(long).tokens) == 400
-    # Joining costs a pass for the prompt; decoding alone would have taken 401 and 3 more each.
+    # Joining costs one pass for the prompt; separate decoding would take 401 passes plus 2 * 3.
     assert sampler.stats.forward_passes <= 403
 
 
@@ -80,7 +80,7 @@ def test_more_rows_than_fit_are_served_in_turn(make: Make) -> None:
     assert sampler.stats.largest_batch == MAX_ROWS
 
 
-def test_a_special_token_may_be_named_as_text(make: Make) -> None:
+def test_a_special_token_may_be_passed_as_text(make: Make) -> None:
     prompt, long = prompts(12)[0], {"max_tokens": 200, "seed": 3}
     by_id = make().sample(prompt, 8, params(**long, stop=[256])).result(timeout=60)
     by_text = make().sample(prompt, 8, params(**long, stop="<|im_end|>")).result(timeout=60)
@@ -88,7 +88,7 @@ def test_a_special_token_may_be_named_as_text(make: Make) -> None:
     assert any(s.stop_reason == "stop" for s in by_id)
 
 
-def test_counts_are_bounded_and_no_sample_is_drawn_twice(make: Make, monkeypatch: Any) -> None:
+def test_counts_are_limited_and_no_sample_is_drawn_twice(make: Make, monkeypatch: Any) -> None:
     monkeypatch.setattr(sampler_module, "_COUNTED_PROMPTS", 2)
     sampler, (first, *others) = make(), prompts(10, 11, 12, 13)
     drawn = {tuple(one(sampler.sample(first, 1, params())).tokens) for _ in range(3)}
@@ -103,23 +103,23 @@ REFUSED: list[tuple[list[int], dict[str, Any], str]] = [
     ([], {}, "prompt of 0 tokens"),
     ([1], {"max_tokens": 0}, "max_tokens=0"),
     ([1], {"temperature": -1.0}, "temperature=-1"),
-    ([1], {"temperature": math.nan}, "temperature=nan; expected a finite number, 0"),
+    ([1], {"temperature": math.nan}, "temperature=nan; expected a finite number of at least 0"),
     ([1], {"temperature": math.inf}, "temperature=inf"),
     ([1], {"top_p": 0.0}, "top_p=0.0; expected a number above 0 and at most 1"),
     ([1], {"top_p": 1.5}, "top_p=1.5"),
     ([1], {"top_p": math.nan}, "top_p=nan"),
-    ([1], {"top_k": 0}, "top_k=0; expected a whole number of 1 or more, or -1"),
+    ([1], {"top_k": 0}, "top_k=0; expected an integer of at least 1, or -1"),
     ([1], {"top_k": -2}, "top_k=-2"),
-    ([1], {"max_tokens": -1}, "max_tokens=-1; expected a whole number of 1 or more"),
-    ([1], {"seed": 2**128}, "seed=.*expected a whole number of at most 63 bits"),
-    ([1] * 512, {"max_tokens": None}, "context holds 512"),
+    ([1], {"max_tokens": -1}, "max_tokens=-1; expected an integer of at least 1"),
+    ([1], {"seed": 2**128}, "seed=.*expected an integer of at most 63 bits"),
+    ([1] * 512, {"max_tokens": None}, "context length is 512"),
     ([1] * 500, {"max_tokens": 13}, "request at most 12 tokens"),
-    ([1], {"stop": [""]}, "non-empty texts"),
+    ([1], {"stop": [""]}, "non-empty strings"),
 ]
 
 
 @pytest.mark.parametrize(("prompt", "options", "text"), REFUSED)
-def test_a_wrong_request_is_refused_with_the_reason(
+def test_an_invalid_request_is_refused_with_the_reason(
     prompt: list[int], options: dict[str, Any], text: str, make: Make
 ) -> None:
     with pytest.raises(SamplingRequestError, match=text):
@@ -188,11 +188,11 @@ def test_samplers_of_one_base_share_passes(models: list[Any], sampler_of: Make) 
     futures = [sampler.sample(prompts(9)[0], 1, greedy) for sampler in samplers]
     replies = [future.result(timeout=60)[0].tokens for future in futures]
     assert [len(reply) for reply in replies] == [100] * 4
-    # The prompts are equal and decoding is greedy, but no model reuses another's cache.
+    # The prompts are equal and decoding is greedy, yet no model reuses the cache of another.
     assert len({tuple(reply[:9]) for reply in replies}) == 4
     stats = samplers[0].stats
     assert stats.largest_batch == 4
-    assert stats.forward_passes < 200  # alone: 400 and more
+    assert stats.forward_passes < 200  # at least 400 without shared batches
 
 
 def test_models_without_a_shared_base_share_no_batch(tiny_model: str, sampler_of: Make) -> None:
@@ -200,7 +200,7 @@ def test_models_without_a_shared_base_share_no_batch(tiny_model: str, sampler_of
     assert sampler_of(model).scheduler is not sampler_of(model).scheduler
 
 
-def test_closing_the_engine_ends_waiting_requests(tiny_model: str) -> None:
+def test_closing_the_engine_cancels_waiting_requests(tiny_model: str) -> None:
     engine = Engine(EngineSettings(device="cpu", full_parameter=False))
     sampler = engine.base_sampler(tiny_model)
     waiting = [sampler.sample(prompts(9)[0], 1, params(max_tokens=500)) for _ in range(3)]

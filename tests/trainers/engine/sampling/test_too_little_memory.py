@@ -1,4 +1,4 @@
-"""Sampling with less memory than the requests need."""
+"""Sampling when the requests need more memory than there is."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ FEW, MANY = prompts(*range(5, 13)), prompts(*range(5, 37))
 
 
 class Near(list[float]):
-    """Numbers that equal others up to rounding."""
+    """A list of numbers that compares equal up to rounding."""
 
     def __eq__(self, other: object) -> bool:
         return [*self] == pytest.approx(other, abs=1e-4)
@@ -85,7 +85,7 @@ def test_only_the_request_that_needs_too_much_memory_fails(make: Make, monkeypat
 
 
 def run_out(monkeypatch: Patch, owner: Any, name: str, is_full: Callable[..., bool]) -> None:
-    """Make a method run out of memory when ``is_full`` returns True."""
+    """Make a method run out of memory whenever ``is_full`` returns True."""
     method = getattr(owner, name)
 
     def limited(self: Any, *args: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checkpoints are complete or absent, replaced atomically, and damage is named with its file."""
+"""Checkpoints are complete or absent, replaced atomically, and errors name the damaged file."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def save(store: CheckpointStore, run_id: str, name: str, text: str = "weights") 
 def test_a_run_is_found_by_any_of_its_paths(store: CheckpointStore, run_id: str) -> None:
     info = store.run_info(f"tinker://{run_id}/sampler_weights/never-saved")
     assert info.user_metadata == {"renderer_name": "r"}
-    with pytest.raises(CheckpointError, match="is unknown: .*EVERT_HOME"):
+    with pytest.raises(CheckpointError, match="was not found: .*EVERT_HOME"):
         store.run_info("tinker://another/weights/x")
     info = RunInfo("base", None, {}, 1.0)
     assert len({store.new_run(info) for _ in range(20)}) == 20
@@ -60,7 +60,7 @@ PATHS = [
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_path_of_another_form_is_refused(path: str, store: CheckpointStore) -> None:
+def test_an_invalid_path_is_refused(path: str, store: CheckpointStore) -> None:
     with pytest.raises(CheckpointError, match="is not a checkpoint path; expected tinker://"):
         store.folder(path)
 
@@ -72,7 +72,7 @@ def test_a_failed_write_keeps_earlier_checkpoints(store: CheckpointStore, run_id
         (folder / "model.safetensors").write_text("half")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(CheckpointError, match="No space left.*Earlier checkpoints are untouched"):
+    with pytest.raises(CheckpointError, match="No space left.*Earlier checkpoints are not"):
         store.save(run_id, "weights", "same", INFO, write)
     assert (store.folder(path) / "model.safetensors").read_text() == "weights"
     assert store.is_intact(path)
@@ -81,7 +81,7 @@ def test_a_failed_write_keeps_earlier_checkpoints(store: CheckpointStore, run_id
     def broken(folder: Path) -> None:
         raise KeyError("bug")
 
-    with pytest.raises(KeyError):  # which is not called a full disk
+    with pytest.raises(KeyError):  # not reported as a full disk
         store.save(run_id, "weights", "x", INFO, broken)
 
 
@@ -97,7 +97,7 @@ def test_a_checkpoints_files_follow_the_umask(store: CheckpointStore, run_id: st
     assert modes == {"x.safetensors": 0o640, MANIFEST: 0o640}
 
 
-def test_a_root_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_root_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="Could not write .*file"):
         CheckpointStore(tmp_path / "file").new_run(RunInfo("base", None, {}, 1.0))
@@ -106,7 +106,7 @@ def test_a_root_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
 def test_a_checkpoint_is_replaced_unless_forbidden(store: CheckpointStore, run_id: str) -> None:
     save(store, run_id, "final", "first")
     path = save(store, run_id, "final", "second")
-    with pytest.raises(CheckpointError, match="The checkpoint .* exists already.*overwrite=True"):
+    with pytest.raises(CheckpointError, match="Checkpoint .* already exists.*overwrite=True"):
         store.save(run_id, "weights", "final", INFO, lambda folder: None, overwrite=False)
     assert (store.folder(path) / "model.safetensors").read_text() == "second"
     assert store.is_intact(path)
@@ -123,7 +123,7 @@ def test_a_crash_during_a_replacement_loses_nothing(store: CheckpointStore, run_
     def crash(self: Path, target: Path) -> Path:
         renamed.append(self.name)
         if len(renamed) == 2:
-            raise KeyboardInterrupt  # as a kill would: no OSError
+            raise KeyboardInterrupt  # like a kill, this is not an OSError
         return rename(self, target)
 
     with patch.object(Path, "rename", crash), pytest.raises(KeyboardInterrupt):
@@ -136,10 +136,10 @@ def test_a_crash_during_a_replacement_loses_nothing(store: CheckpointStore, run_
     assert [folder.name for folder in store.folder(path).parent.iterdir()] == ["rolling"]
 
 
-def test_tidying_removes_what_crashes_left_behind(store: CheckpointStore, run_id: str) -> None:
+def test_tidying_removes_leftovers_of_crashes(store: CheckpointStore, run_id: str) -> None:
     listed, moved, lost = (save(store, run_id, name) for name in ("kept", "moved", "lost"))
     place = store.folder(listed).parent
-    store.folder(moved).rename(place / ".old-moved")  # cut off between its two moves
+    store.folder(moved).rename(place / ".old-moved")  # as if interrupted between the two renames
     (place / ".draft-1").mkdir()
     another = store.new_run(RunInfo("base", None, {}, 1.0))
     store.tidy([listed, moved])
@@ -153,14 +153,14 @@ def test_tidying_removes_what_crashes_left_behind(store: CheckpointStore, run_id
 DAMAGE: list[tuple[str, str | None, str]] = [
     ("model.safetensors", "wei", "it has 3 bytes instead of 7"),
     ("model.safetensors", "weightZ", "its content does not match"),
-    ("model.safetensors", None, "it cannot be read"),
-    (MANIFEST, None, "it cannot be read"),
-    (MANIFEST, "{", "it cannot be read"),
+    ("model.safetensors", None, "it can't be read"),
+    (MANIFEST, None, "it can't be read"),
+    (MANIFEST, "{", "it can't be read"),
 ]
 
 
 @pytest.mark.parametrize(("name", "content", "text"), DAMAGE)
-def test_damage_is_found_and_the_file_is_named(
+def test_damage_is_detected_and_the_error_names_the_file(
     name: str, content: str | None, text: str, store: CheckpointStore, run_id: str
 ) -> None:
     path = save(store, run_id, "x")
@@ -174,7 +174,9 @@ def test_damage_is_found_and_the_file_is_named(
 
 
 @pytest.mark.parametrize("place", [0, 2**20 - 1, 2**20, 2**20 + 8])
-def test_damage_of_a_large_file_is_found(place: int, store: CheckpointStore, run_id: str) -> None:
+def test_damage_of_a_large_file_is_detected(
+    place: int, store: CheckpointStore, run_id: str
+) -> None:
     path = save(store, run_id, "x", "w" * (2**20 + 9))
     assert store.is_intact(path)
     with (store.folder(path) / "model.safetensors").open("r+b") as file:
@@ -183,13 +185,15 @@ def test_damage_of_a_large_file_is_found(place: int, store: CheckpointStore, run
     assert not store.is_intact(path)
 
 
-def test_a_missing_checkpoint_is_not_called_damaged(store: CheckpointStore, run_id: str) -> None:
-    with pytest.raises(CheckpointError, match="There is no checkpoint tinker://run/weights/x"):
+def test_a_missing_checkpoint_is_not_reported_as_damaged(
+    store: CheckpointStore, run_id: str
+) -> None:
+    with pytest.raises(CheckpointError, match="Checkpoint tinker://run/weights/x was not found"):
         store.read("tinker://run/weights/x")
     path = save(store, run_id, "x")
     store.delete(path)
     assert not store.folder(path).exists()
-    with pytest.raises(CheckpointError, match="no checkpoint .* to delete"):
+    with pytest.raises(CheckpointError, match="Checkpoint .* can't be deleted"):
         store.delete(path)
 
 
@@ -199,8 +203,8 @@ def test_repair_makes_the_cookbook_resume_from_the_newest_intact_checkpoint(
     paths = [save(store, run_id, name) for name in ("1", "2", "3")]
     lines = [{"name": str(i), "batch": i, "state_path": path} for i, path in enumerate(paths)]
     log = tmp_path / "checkpoints.jsonl"
-    assert repair_checkpoint_log(tmp_path, store) == []  # a run without a list
-    torn = '{"name": "3", "ba'  # as a crash leaves it
+    assert repair_checkpoint_log(tmp_path, store) == []  # the run has no checkpoint list
+    torn = '{"name": "3", "ba'  # the end of a file after a crash
     log.write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     assert repair_checkpoint_log(tmp_path, store) == []
     (store.folder(paths[2]) / "model.safetensors").write_text("weightZ")

@@ -1,4 +1,4 @@
-"""Shared prefixes of the rows of a batch are computed once in training, too."""
+"""Training also computes the shared prefixes of a batch's rows only once."""
 
 import random
 from typing import Any
@@ -27,14 +27,14 @@ def some(count: int, seed: int) -> list[int]:
 
 
 def group(prompt: int, replies: list[int], seed: int) -> Rows:
-    """Return rows of one prompt, with replies of these lengths."""
+    """Return rows that share a prompt, with replies of these lengths."""
     first = some(prompt, seed)
     tails = [some(length, 1000 * seed + n) for n, length in enumerate(replies, start=1)]
     return [np.array(first + reply) for reply in tails]
 
 
 def distinct_tokens(rows: Rows) -> int:
-    """Return the number of nodes of the rows' prefix tree."""
+    """Return the number of nodes in the prefix tree of the rows."""
     return len({row[: n + 1].tobytes() for row in rows for n in range(len(row))})
 
 
@@ -63,7 +63,7 @@ def test_the_members_of_a_group_are_a_family_even_if_groups_share_a_template() -
     assert [(family.stem, family.tail, family.tails) for family in parts] == [(42, 9, 4)] * 4
 
 
-def test_equal_rows_are_computed_once_and_short_prefixes_make_no_family() -> None:
+def test_equal_rows_are_computed_once_and_short_prefixes_form_no_family() -> None:
     row, other = group(20, [8, 9], 0)
     folded = fold([row, other, row, row])
     assert len(folded.stems) == 1
@@ -92,7 +92,7 @@ def test_a_family_that_is_too_large_is_split_evenly() -> None:
 
 
 class Embedded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the tokens that go through a model, including padding."""
+    """Count the tokens that pass through a model, including padding."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -107,7 +107,7 @@ class Embedded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])
-def test_a_groups_pass_computes_its_distinct_tokens(kind: str, tiny_model: str) -> None:
+def test_the_pass_of_a_group_computes_only_its_distinct_tokens(kind: str, tiny_model: str) -> None:
     model = model_of(kind, tiny_model)
     rows = [row for number in range(2) for row in group(40, [8, 7, 8, 8, 6, 8, 7, 8], number)]
     data = data_of([row.tolist() for row in rows], "cross_entropy", model)

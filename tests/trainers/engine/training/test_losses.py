@@ -1,4 +1,4 @@
-"""Losses: formulas, clipping and refused inputs. Their sums are in ``test_trainer.py``."""
+"""Losses: formulas, clipping and invalid inputs. ``test_trainer.py`` checks their sums."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ GIVEN = {
 
 @pytest.mark.parametrize("is_set", [False, True])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_and_its_gradient_are_those_of_its_formula(name: str, is_set: bool) -> None:
+def test_a_loss_and_its_gradient_match_its_formula(name: str, is_set: bool) -> None:
     ours, theirs = (torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0]).requires_grad_() for _ in "ab")
     config = OTHERS.get(name) if is_set else None
     loss = get_loss(name).formula(ours, GIVEN, resolve_settings(name, config))
@@ -34,7 +34,7 @@ def test_a_loss_and_its_gradient_are_those_of_its_formula(name: str, is_set: boo
     assert ours.grad.tolist() == pytest.approx(theirs.grad.tolist(), rel=1e-5, abs=1e-7)
 
 
-# (log p of each token at log q = 0, advantages, settings and thresholds a token, loss, gradient)
+# (ratio p / q per token, advantages, settings, thresholds per token, loss, any gradient?)
 CLIPS: list[tuple[list[float], list[float], dict[str, float], dict[str, Tensor], float, bool]] = [
     ([2.0, 0.5], [1.0, -1.0], {}, {}, -1.2 + 0.8, False),
     ([1.1, 0.9], [1.0, -1.0], {}, {}, -1.1 + 0.9, True),
@@ -66,7 +66,7 @@ def test_the_ratio_of_a_sequence_without_sampled_tokens_is_1() -> None:
     assert float(loss) == pytest.approx(-3.0)
 
 
-def test_without_a_mask_the_ratio_is_of_tokens_with_an_advantage_or_logprob() -> None:
+def test_without_a_mask_the_ratio_covers_tokens_with_an_advantage_or_logprob() -> None:
     inputs = {
         "logprobs": torch.tensor([0.0, -0.7, 0.0, -2.9]),
         "advantages": torch.tensor([0.0, 1.0, 2.0, 0.0]),
@@ -88,9 +88,9 @@ def test_no_loss_with_advantages_trains_on_a_prompt(name: str) -> None:
 
 TARGETS = ["target_tokens", "logprobs", "advantages"]
 REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: get_loss("mse"), r"no loss 'mse'.*cross_entropy, importance_samp.*async_config"),
+    (lambda: get_loss("mse"), r"loss 'mse'.*cross_entropy, importance_samp.*async_config"),
     (lambda: resolve_settings("ppo", {"eps": 0.2}), "key 'eps'; expected only .*clip_high_thr"),
-    (lambda: resolve_settings("cross_entropy", {"eps": 0.2}), "no keys at all"),
+    (lambda: resolve_settings("cross_entropy", {"eps": 0.2}), "expected only no keys"),
     (lambda: resolve_settings("dro", {"beta": "0.2"}), "expected a number"),
     (lambda: resolve_settings("dro", {"beta": True}), "expected a number"),
     (lambda: resolve_settings("dro", {"beta": None}), "expected a number"),
@@ -102,12 +102,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("attempt", "text"), REFUSED)
-def test_inputs_that_no_loss_reads_are_refused(attempt: Callable[[], object], text: str) -> None:
+def test_inputs_that_no_loss_uses_are_refused(attempt: Callable[[], object], text: str) -> None:
     with pytest.raises(LossInputError, match=text):
         attempt()
 
 
 def test_optional_inputs_and_settings_of_a_loss_are_accepted() -> None:
-    for more in ("clip_low_threshold", "weights"):  # weights: as Tinker's pages have it
+    for more in ("clip_low_threshold", "weights"):  # Tinker's docs pass weights
         check_inputs("ppo", dict.fromkeys([*TARGETS, more]), "Datum 3")
     assert resolve_settings("dro", {"beta": 2}) == {"beta": 2.0}

@@ -1,4 +1,4 @@
-"""Training: exact sums in any micro-batches, torch's AdamW, and failures without side effects.
+"""Training: exact sums with any micro-batches, torch's AdamW, and failures without side effects.
 
 The first test compares losses, log-probabilities and gradients with plain PyTorch, datum by datum,
 for random models, data, losses and micro-batches.
@@ -32,13 +32,13 @@ from evert.trainers.engine.training.trainer import Trainer
 CPU = torch.device("cpu")
 ADAM = types.AdamParams(learning_rate=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 VOCABULARY = 262
-"""Of ``tiny_model`` and of ``other``."""
+"""Vocabulary size of ``tiny_model`` and ``other``."""
 
 
 def other(family: str) -> Any:
     sizes: dict[str, dict[str, Any]] = {
         "GPT2LMHeadModel": {"n_embd": 32, "n_layer": 2, "n_head": 2},
-        "Gemma2ForCausalLM": {  # does more to its logits than its output layer
+        "Gemma2ForCausalLM": {  # its logits are soft-capped after the last layer
             "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 16,
             "num_attention_heads": 2, "num_key_value_heads": 1, "final_logit_softcapping": 30.0,
         },
@@ -49,7 +49,7 @@ def other(family: str) -> Any:
 
 
 def adapted(model: Any) -> Any:
-    """Return the model with a random adapter."""
+    """Return the model with a random adapter attached."""
     model = attach_lora(model, 4, seed=0)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -118,7 +118,7 @@ def same(first: list[Tensor], second: list[Tensor], tolerance: float = 0.0) -> b
 Formula = Callable[[Tensor, dict[str, Tensor], dict[str, float]], Tensor]
 LOW, HIGH = "clip_low_threshold", "clip_high_threshold"
 DEFAULTS = {LOW: 0.8, HIGH: 1.2, "beta": 0.05, "kl_coeff": 0.0}
-"""What the losses that have a setting have it at, where nothing is set."""
+"""Default values of the settings, for the losses that have them."""
 OTHERS = {
     "ppo": {LOW: 0.7, HIGH: 1.1}, "cispo": {LOW: 0.9}, "dro": {"beta": 0.3}, "gspo": {HIGH: 1.1},
     "stable_reinforce": {"kl_coeff": 0.2},
@@ -156,7 +156,7 @@ FORMULAS: dict[str, Formula] = {
     "gspo": lambda p, d, s: clipped(sequence_ratio(p, d), d, s),
     "stable_reinforce": lambda p, d, s: -(drawn_to(p, d, s["kl_coeff"]) * d["sampled"]).sum(),
 }
-"""Of a datum's log-probabilities, its other inputs, and settings."""
+"""Loss as a function of a datum's log-probabilities, its other inputs, and the settings."""
 
 BEGINNINGS = [some(45, 1), some(45, 2)]
 
@@ -173,9 +173,9 @@ batch = st.lists(row, min_size=1, max_size=9)
 def data_of(
     rows: Sequence[list[int]], loss: str, model: Any, wide: Sequence[int] = ()
 ) -> list[Any]:
-    """Return data of rows for a loss; all but the first few tokens of each row were sampled.
+    """Return data for a loss, with all but the first few tokens of each row sampled.
 
-    ``wide`` is the number of targets per token, row by row, if it is not one.
+    ``wide`` is the number of targets per token for each row, if it is not one.
     """
     data = []
     for number, tokens in enumerate(rows):
@@ -194,7 +194,7 @@ def data_of(
             model_input=types.ModelInput.from_ints(tokens),
             loss_fn_inputs={"target_tokens": types.TensorData.from_torch(targets)},
         )
-        with torch.no_grad():  # as sampled by a policy that was a little different
+        with torch.no_grad():  # as if sampled by a slightly different policy
             noise = torch.randn(targets.shape, generator=generator) / 5
             inputs["logprobs"] = reference_logprobs(model, plain) + noise
         mask = ["sequence_ratio_mask"] if loss == "gspo" else []
@@ -218,7 +218,7 @@ ways = st.fixed_dictionaries(
         "chunk": st.sampled_from([1, 64, 4096]),
         "stretch": st.sampled_from([2**27, 4 * VOCABULARY * 7]),
         "checkpointing": st.booleans(),
-        "set": st.booleans(),  # the loss's settings
+        "set": st.booleans(),  # whether to set the loss's settings
         "cores": st.sampled_from([1, 3]),
     }
 )
@@ -227,7 +227,7 @@ wide = st.lists(st.sampled_from([0, 0, 1, 3]), min_size=9, max_size=9)
 
 @settings(max_examples=draws(100), deadline=None)
 @given(rows=batch, loss=st.sampled_from(sorted(LOSSES)), targets=wide, way=ways)
-def test_losses_and_gradients_are_those_of_plain_pytorch(
+def test_losses_and_gradients_match_plain_pytorch(
     kind: Trainer, rows: list[list[int]], loss: str, targets: list[int], way: dict[str, Any]
 ) -> None:
     config = OTHERS.get(loss) if way["set"] else None
@@ -265,7 +265,9 @@ def test_losses_and_gradients_are_those_of_plain_pytorch(
             torch.testing.assert_close(values, logprobs.detach(), atol=2e-5, rtol=1e-5)
 
 
-def test_a_step_is_torchs_adamw(trainer: Trainer, model: Any, tiny_model: str) -> None:
+def test_an_optimizer_step_equals_torchs_adamw(
+    trainer: Trainer, model: Any, tiny_model: str
+) -> None:
     twin = load_model(tiny_model, CPU, torch.float32)
     options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     optimizer = torch.optim.AdamW(twin.parameters(), **options)
@@ -290,7 +292,7 @@ def test_clipping_reports_the_full_norm(trainer: Trainer, model: Any, monkeypatc
     assert clipped == [pytest.approx(0.5, rel=1e-3)]
 
 
-def test_a_custom_loss_has_the_gradient_of_autograd(trainer: Trainer, model: Any) -> None:
+def test_a_custom_loss_has_the_same_gradient_as_autograd(trainer: Trainer, model: Any) -> None:
     data = [datum(7, 1), datum(4, 2)]
 
     def loss_fn(data: list[types.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
@@ -306,8 +308,11 @@ def test_a_custom_loss_has_the_gradient_of_autograd(trainer: Trainer, model: Any
     assert output.metrics["loss:sum"] == pytest.approx(float(loss.detach()), rel=1e-4)
     assert output.metrics["mine"] == 3.0
     wrong: list[tuple[Callable[[list[types.Datum], list[Any]], Any], str]] = [
-        (lambda data, logprobs: (logprobs[0].sum(), {}), "datum 1"),  # which it ignores
-        (lambda data, logprobs: (logprobs[0], {}), r"is a Tensor of shape \[7\]; expected .* one"),
+        (lambda data, logprobs: (logprobs[0].sum(), {}), "datum 1"),  # ignores datum 1
+        (
+            lambda data, logprobs: (logprobs[0], {}),
+            r"a Tensor of shape \[7\]; expected a scalar",
+        ),
         (lambda data, logprobs: (torch.ones(()), {}), r"of shape \[\], without a gradient; expect"),
         (lambda data, logprobs: (1.0, {}), "is a float; expected"),
     ]
@@ -338,12 +343,12 @@ def test_no_step_is_taken_after_a_failed_pass(trainer: Trainer, model: Any) -> N
     trainer.forward_backward(trainer.read(data, "cross_entropy"))
     with pytest.raises(TrainingError, match="is a float"):
         trainer.forward_backward_custom(trainer.read_custom(data), data, lambda *_: (1.0, {}))
-    with pytest.raises(TrainingError, match="pass before it failed.*is a float"):
+    with pytest.raises(TrainingError, match="previous pass failed.*is a float"):
         trainer.optim_step(ADAM)
     assert gradients(model) == []
     huge = torch.tensor([1.0, 3e38, 1.0])
     trainer.forward_backward(trainer.read([datum(3, weights=huge)], "cross_entropy"))
-    with pytest.raises(TrainingError, match="gradient's norm is (nan|inf)"):
+    with pytest.raises(TrainingError, match="gradient norm is (nan|inf)"):
         trainer.optim_step(ADAM)
     assert same(weights(model), before)
     trainer.forward_backward(trainer.read([datum(4)], "cross_entropy"))

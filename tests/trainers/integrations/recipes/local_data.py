@@ -1,7 +1,7 @@
-"""Tiny local data in the formats that the Cookbook's recipes download.
+"""Tiny local datasets in the formats that the Cookbook's recipes download.
 
-``load_dataset`` replaces that of ``datasets``: same names, columns and splits, a few short rows.
-``write_files`` writes the files that recipes read from disk.
+``load_dataset`` replaces the function from ``datasets``, with the same names, columns and splits
+but only a few short rows. ``write_files`` writes the files that recipes read from disk.
 """
 
 import json
@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, IterableDataset
 ROWS = 8
 TESTED = 4
 TULU_TEST_ROWS = 1024
-"""Recipes take so many off the mixture for testing."""
+"""Recipes take this many rows of the mixture for testing."""
 
 
 def _sums(question: str, answer: str, wrap: str = "{}", **columns: Any) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def _splits(rows: list[dict[str, Any]], *splits: str) -> DatasetDict:
 def _each(
     row: Callable[[int], dict[str, Any]], *splits: str, count: int = ROWS
 ) -> Callable[[], DatasetDict]:
-    """Return the same rows in each split."""
+    """Return a function that creates the same rows in each split."""
     return lambda: _splits([row(i) for i in range(count)], *splits)
 
 
@@ -104,10 +104,10 @@ DATA: dict[str, Callable[[], DatasetDict]] = {
 def load_dataset(
     path: str, name: str | None = None, split: str | None = None, streaming: bool = False
 ) -> Dataset | DatasetDict | IterableDataset:
-    """Return what ``datasets.load_dataset`` would, from the data above.
+    """Return what ``datasets.load_dataset`` would return, from the data above.
 
     Raises:
-        KeyError: There is no data of this name; add it.
+        KeyError: There is no dataset of this name yet; add it above.
     """
     splits = DATA[path]()
     if split is None:
@@ -116,7 +116,7 @@ def load_dataset(
 
 
 def get_dataset_config_names(path: str) -> list[str]:
-    """Return one configuration for every dataset."""
+    """Return a single configuration, whatever the dataset."""
     return ["default"]
 
 
@@ -140,7 +140,7 @@ def _write_forecasts(file: Path) -> None:
             "close_time": f"2025-{month:02}-10T00:00:00Z",
             "market_outcome": json.dumps({"yes it is": i % 2}), **columns,
         }
-        for i, month in enumerate([1, 2, 3, 4, 11, 11, 12, 12])  # trained on, and after the split
+        for i, month in enumerate([1, 2, 3, 4, 11, 11, 12, 12])  # before and after the split
     ]  # fmt: skip
     Dataset.from_list(rows).to_csv(str(file))
 

@@ -1,7 +1,7 @@
-"""A tiny base that answers in boxes, so that mathematics recipes see rewards that differ.
+"""A tiny base model that answers in boxes, so that the rewards of math recipes vary.
 
-The shipped base never writes ``\\boxed{}``: every answer would be wrong, and loops skip a group
-whose rewards are all the same.
+The shipped base never writes ``\\boxed{}``, so all its answers would be wrong, and training loops
+skip groups with constant rewards.
 """
 
 import random
@@ -24,11 +24,11 @@ SHOWN: list[renderers.Message] = [
         "6) b 7) e 8) r 9) r 10) y. We have r's at positions 3, 8, and 9. \\boxed{3}",
     },
 ]
-"""What ``rl_loop`` shows its model first."""
+"""The first messages of the prompt in ``rl_loop``."""
 
 
 def make_boxing_model(root: Path) -> str:
-    """Train the shipped base to answer ``\\boxed{1}`` or ``\\boxed{2}``; return its folder."""
+    """Train the shipped base to answer ``\\boxed{1}`` or ``\\boxed{2}``, and return its folder."""
     rng = random.Random(0)
     with embedded_engine(root, device="cpu") as engine:
         trainer = tinker.ServiceClient().create_lora_training_client("evert-tiny").result()

@@ -1,9 +1,10 @@
-"""The recipes of the Tinker Cookbook: the command lines, and what recipes lack that cannot run.
+"""The Tinker Cookbook's recipes: their command lines, and what the others need before they can run.
 
-    RECIPES    every command line, as its users type it after ``python -m tinker_cookbook.recipes.``
+    RECIPES    every command line, as typed after ``python -m tinker_cookbook.recipes.``
 
-In settings ``{log}`` is a new folder, ``{data}`` one with what ``local_data.write_files`` writes,
-and ``{saved}`` the last checkpoint in ``{log}``, of the recipe before.
+In the settings, ``{log}`` is a new folder, ``{data}`` a folder with the files written by
+``local_data.write_files``, and ``{saved}`` the last checkpoint that the previous recipe left in
+``{log}``.
 """
 
 from dataclasses import dataclass, field
@@ -14,30 +15,30 @@ SFT = "batch_size=4 max_steps=2 log_path={log}"
 LOCAL = "data_path={data}/forecasts.csv max_steps=1 log_path={log}"
 MATHS = ("arithmetic", "gsm8k", "math", "polaris", "deepmath", "arithmetic max_steps_off_policy=1")
 VARIES = ("env=", "dataset=", "methods=", "max_steps_off_policy=", "reverse=")
-"""Settings that make another recipe of a module."""
+"""Settings that turn a module into a different recipe."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     module: str
-    """Below ``tinker_cookbook.recipes``."""
+    """Relative to ``tinker_cookbook.recipes``."""
     settings: str = ""
     steps: dict[str, int] = field(default_factory=dict)
-    """Optimizer steps of the last checkpoint, by folder of a run, below its working directory."""
+    """Optimizer steps of the last checkpoint, by run folder relative to the working directory."""
     writes: tuple[str, ...] = ()
-    """Files that it leaves, below its working directory; none tells of an error."""
+    """Files that it writes to its working directory. None of them reports an error."""
     after: "Recipe | None" = None
-    """A recipe that makes what this one reads, and is run before it."""
+    """A recipe that has to run first, because this one reads its output."""
     typed: str = ""
-    """What its user types while it runs."""
+    """What the user types while it runs."""
     prints: str = ""
-    """What it prints."""
+    """What it must print."""
     needs: str = ""
-    """What it needs that is not here; empty where it runs."""
+    """What is missing here to run it; empty if it can run."""
 
     @property
     def name(self) -> str:
-        """The module, and what distinguishes this row from others of the module."""
+        """The module, plus the settings that distinguish this row from other rows of the module."""
         special = [s for s in self.settings.split() if s.startswith(VARIES)]
         return " ".join([self.module, *special]).replace("{data}/", "")
 

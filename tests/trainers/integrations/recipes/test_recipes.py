@@ -1,8 +1,8 @@
-"""Every recipe of the installed Cookbook runs on the engine from its command line, or says why not.
+"""Every recipe of the installed Cookbook either runs on the engine or is listed with a reason.
 
-Each runs by ``python -m``, with settings that make it small. A shipped base replaces the models
-that it names, and local data what it would download (``local_data.py``). Nothing else is replaced.
-Afterwards, its metrics must be finite, and its checkpoints must load and have the right number of
+Each runs from its command line, with settings that make it small. A shipped base replaces the
+models, and local data replace the downloads (``local_data.py``). Nothing else is replaced. After
+a run, its metrics must be finite, and its checkpoints must load and have the right number of
 optimizer steps.
 """
 
@@ -34,14 +34,14 @@ from evert.trainers.system.files import CHECKPOINTS, METRICS, read_jsonl
 
 COOKBOOK = Path(tinker_cookbook.__file__).parent
 BY_DAY = {recipe.module.partition(".")[0]: recipe for recipe in reversed(RUNS)}.values()
-"""One of each folder of recipes."""
+"""One recipe per folder of recipes."""
 
 PACKAGE = "tinker_cookbook.recipes"
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Use one engine for all recipes, with a local stand-in for every name of the Hub."""
+    """Start one engine for all recipes, with a local stand-in for every Hub model."""
     folder = tmp_path_factory.mktemp("store")
     stand_ins = {"Qwen/Qwen3.5-9B-Base": make_boxing_model(folder), "*/*": "evert-tiny"}
     with embedded_engine(folder, device="cpu", stand_ins=stand_ins) as running:
@@ -50,7 +50,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """Return a recipe's working directory, with local data for what it would download."""
+    """Create a recipe's working directory, with local data in place of its downloads."""
     local_data.write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TINKER_COOKBOOK_RUNS_DIR", str(tmp_path / "runs"))
@@ -76,18 +76,18 @@ def _logging_as_it_was() -> Iterator[None]:
 
 
 def run(recipe: Recipe, folder: Path, monkeypatch: Patch) -> None:
-    """Run a recipe as ``python -m`` would, in this process."""
+    """Run a recipe in this process, as ``python -m`` would."""
     log = folder / "log"
     saved = [row["sampler_path"] for row in read_jsonl(log / CHECKPOINTS)]
     places = {"log": log, "data": folder, "saved": "".join(saved[-1:])}
     monkeypatch.setattr(sys, "argv", [recipe.module, *recipe.settings.format(**places).split()])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # theirs are not ours
+        warnings.simplefilter("ignore")  # recipes may warn
         runpy.run_module(f"{PACKAGE}.{recipe.module}", run_name="__main__", alter_sys=True)
 
 
 def check_run(log: Path, steps: int, engine: Engine) -> None:
-    """Assert that metrics are finite, and that the last checkpoint is of that many steps."""
+    """Assert that all metrics are finite and the last checkpoint has this many optimizer steps."""
     metrics = read_jsonl(log / METRICS)
     numbers = [value for row in metrics for value in row.values() if isinstance(value, float)]
     assert numbers
@@ -115,7 +115,7 @@ def test_a_recipe_runs_from_its_command_line(
 
 
 def entry_points() -> set[str]:
-    """Return the modules of recipes that are run with ``python -m``."""
+    """Return the recipe modules that can be run with ``python -m``."""
     names = set()
     for file in (COOKBOOK / "recipes").rglob("*.py"):
         name = ".".join(file.relative_to(COOKBOOK / "recipes").with_suffix("").parts)
@@ -130,5 +130,5 @@ def _is_main(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
 
 
-def test_the_table_has_every_recipe_of_the_installed_cookbook() -> None:
+def test_the_table_lists_every_recipe_of_the_installed_cookbook() -> None:
     assert {recipe.module for recipe in RECIPES} == entry_points() - {"chat_sl.sweep.cli"}
