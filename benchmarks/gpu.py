@@ -600,7 +600,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="only bfloat16, skip the 8B shape")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     options = parser.parse_args(arguments)
-    import_lazy_modules()  # on the stand-in, these imports would detect a GPU
+    import_lazy_modules()  # before the stand-in is active, because they look for a GPU
     with ExitStack() as stack:
         name = "no CUDA: a stand-in on the CPU, timings are meaningless"
         standin = None

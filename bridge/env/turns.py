@@ -216,7 +216,7 @@ class Turns:
         retry = Outstanding(outstanding.call, conversation)
         return await self._advance() if self.open_calls.submit(retry) else retry
 
-    # -- from one call to the next ---------------------------------------------------------------
+    # -- waiting for the next call ---------------------------------------------------------------
 
     async def _advance(self) -> Upcoming:
         episode, inbox = self.episode, self.account.inbox

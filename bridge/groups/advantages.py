@@ -142,7 +142,7 @@ def check_credit(advantages: Any, gamma: float | None) -> None:
     elif gamma is not None and (not isinstance(gamma, numbers.Real) or not 0 <= gamma <= 1):
         raise AdvantagesError(
             f"gamma is {repr_of(gamma)}; expected a number from 0 (each turn only gets its own "
-            "reward) to 1 (also all later rewards), or None (each turn gets the episode's reward)."
+            "reward) to 1 (plus all later rewards), or None (each turn gets the episode's reward)."
         )
 
 

@@ -94,6 +94,6 @@ class ApiState:
         return execute(calls, *arguments, long_context="long_context" in self.row["id"])[0]
 
     def check(self, turns: list[list[list[Call]]]) -> dict[str, Any]:
-        """Return the checker's verdict on all calls, given by turn and step."""
+        """Run the checker on the calls of each turn and step, and return its verdict."""
         verdict = checker.multi_turn_checker(turns, self.truth, self.row, "", "checking")
         return {name: verdict.get(name) for name in ("valid", "error_type")}

@@ -191,7 +191,7 @@ async def with_a_turn(scene: Scene) -> object:
         await asyncio.sleep(0.01)
         if len(scene.kept) == 2:
             break
-    await asyncio.sleep(0.1)  # the thread is finishing by now
+    await asyncio.sleep(0.1)  # the thread should be finishing now
     scene.kept[1].set()
     return await playing
 

@@ -133,7 +133,7 @@ async def test_a_program_fixes_a_file(
     assert last.logs["stdout"] == "Done.\n"
     assert last.metrics["tools/calls"] == 2
     assert len(trajectory.transitions) == 3  # no calls for a title or a summary
-    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # although Claude adds `replace_all`
+    assert len(trajectory_to_data(trajectory, 1.0)) == 1  # even if Claude adds `replace_all`
     assert last.metrics.get("drift/completed_arguments", 0) == (ready is claude)
     assert ready is not gemini or last.metrics["drift"] == 0
     assert (trajectory.transitions[0].ob.length < short) is lean

@@ -187,7 +187,7 @@ def test_an_agents_own_options_apply_unless_the_user_overrides_them(
 
 def test_features_that_need_a_group_or_several_policies_are_refused() -> None:
     wrong: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (InvalidAgentError, "identity_agent got seats=.*Cookbook's", {"seats": ("a", "b")}),
+        (InvalidAgentError, "Got seats=.*identity_agent.*Cookbook's", {"seats": ("a", "b")}),
         (InvalidAgentError, "group_reward=.*a second reward function", {"group_reward": len}),
         (TypeError, "Did you mean 'on_agent_error'", {"on_agent_eror": 0.0}),
     ]

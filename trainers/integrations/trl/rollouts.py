@@ -257,7 +257,7 @@ def _check_options(agent: Agent, options: EnvOptions) -> None:
     for name, reason in reasons.items():
         if name in options:
             raise InvalidAgentError(
-                f"Rollouts of the agent {agent_name(agent)} got {name}=, but TRL {reason}."
+                f"Got {name}=... for the agent {agent_name(agent)}, but TRL {reason}."
             )
     settings_of(options)
 
