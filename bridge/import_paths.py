@@ -106,6 +106,6 @@ def _evaluate(module: str, expression: str) -> Any:
 
 
 def place_of(error: BaseException) -> str:
-    """Return where an exception last passed through the user's code, or "" if it did not."""
+    """Return the innermost line of the user's code in an exception's traceback, or ""."""
     frames = own_frames(error)
     return f" (at {frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -43,8 +43,8 @@ single test file: `.venv/bin/python -m pytest -n 0 tests/bridge/env/test_env.py`
 ## Rooms
 
 A room is a folder built around one idea. It may import only from rooms below it. `make lint` checks
-this, and `pyproject.toml` defines the order. `src/evert` contains links to the three folders, which
-are imported as `evert.bridge`, `evert.envs` and `evert.trainers`.
+this, and `pyproject.toml` defines the order. `src/evert` contains links to `bridge`, `envs` and
+`trainers`, which are imported as `evert.bridge`, `evert.envs` and `evert.trainers`.
 
 {rooms}
 

@@ -34,7 +34,7 @@ class Group:
 
     Attributes:
         task: The agent's task.
-        trajectories: [G], the trajectories, sorted so that turns of a lineage are adjacent.
+        trajectories: [G], the trajectories. In each, the turns of a lineage are adjacent.
         order: [G], the turn number (in the order of play, from 0) of each transition.
         final_rewards: [G], the rewards added by ``group_reward``.
         seat: The name of the seat, or "" if the agent has no seats.

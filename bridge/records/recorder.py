@@ -53,7 +53,7 @@ class Recorder:
         return math.ceil((place + 1) * self.share) > math.ceil(place * self.share)
 
     def watch(self, env: E) -> E:
-        """Make an unused Env keep its agent's requests, give it a seed, and return it."""
+        """Make an unused Env keep its agent's requests, seed it if needed, and return it."""
         if isinstance(env, ChatAgentEnv):
             env.transcript = env.transcript or Transcript()
             owner = getattr(env, "table", env)  # all seats share one seed

@@ -147,7 +147,7 @@ class Keyed(CallFormat):
         return key, read_typed(value, schema.get(key), is_json=not is_string if says_type else None)
 
     def _close(self, cursor: Cursor, key: str, start: int, *, to_end: bool) -> re.Match[str]:
-        """Find the end of a value: the first ``close`` before a further argument or the end."""
+        """Find the end of a value: the first ``close`` followed by another argument or the end."""
         tokens = tuple(key if token == KEY else token for token in self.close)
         next_argument = rf"{plain_pattern(self.comma)}\s*{self._key}"
         continuation = re.compile(rf"\s*(?:{self._ends(to_end)}|{next_argument})")

@@ -127,8 +127,8 @@ def _load(name: str, folder: str, trusted: bool) -> Any:
 def _has_its_own_tokenizer(folder: Path) -> bool:
     """Return whether the tokenizer needs untrusted code.
 
-    This is the case if ``transformers`` does not have the tokenizer's class. Without the code,
-    ``transformers`` would silently use a different class.
+    This is the case if the tokenizer comes with code that is not trusted, and ``transformers`` does
+    not have its class. ``transformers`` would silently use a different class instead.
     """
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 

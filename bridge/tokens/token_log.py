@@ -58,7 +58,7 @@ def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
 
 
 class TokenLog:
-    """The tokens of a conversation. ``length`` counts a non-text chunk as its length in tokens.
+    """The tokens of a conversation. ``length`` is their number, including those of non-text chunks.
 
     Logs are immutable: ``extended`` returns a new log that shares most chunks with the old one.
     """
