@@ -217,7 +217,7 @@ def report(client: AgentClient | BlockingAgentClient, game: QuestionGame) -> flo
 
 
 def outcome_of(game: QuestionGame) -> Outcome:
-    """Return the reward (score minus the wrong guesses' cost), metrics and transcript of a game."""
+    """Return a finished game's reward (score minus wrong guesses' cost), metrics and transcript."""
     logs: dict[str, str | int | float] = {
         "target": game.noun.answer,
         "transcript": game.transcript(),

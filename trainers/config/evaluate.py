@@ -99,7 +99,7 @@ class PlayingSettings(SharedSettings):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Settings that replace the run's: device, threads, and the others that are set."""
+        """Settings that replace the run's: device, threads; if set, renderer, dtype, template."""
         candidates = {"renderer_name": self.renderer_name, "dtype": self.dtype}
         overrides: dict[str, Any] = {
             key: value for key, value in candidates.items() if value not in (None, "", "auto")
@@ -302,7 +302,7 @@ def _name_of(key: str) -> str:
 def spread(tasks: Sequence[Any], limit: int | None) -> Sequence[Any]:
     """Return at most ``limit`` evenly spaced tasks, or all of them if ``limit`` is None.
 
-    A string stays a string.
+    If ``tasks`` is a string, return its first ``limit`` characters instead.
     """
     if limit is None or len(tasks) <= limit:
         return tasks

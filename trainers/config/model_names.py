@@ -256,7 +256,7 @@ def _beside(path: Path) -> str:
 
 
 def _is_known(name: str) -> bool:
-    """Return whether the Cookbook knows a model with this name."""
+    """Return whether the Cookbook knows the model, even if there is a local folder ``Qwen/``."""
     try:
         renderer_name_of(name)
     except InvalidModelError:

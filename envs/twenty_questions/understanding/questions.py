@@ -215,7 +215,7 @@ class QuestionParser:
         return attributes
 
     def _parse_attribute(self, words: list[str], least: float = ENOUGH) -> Attribute | None:
-        """Return the attribute that explains most of a question, at least a share of ``least``."""
+        """Return the attribute that explains most of a question, or None if below ``least``."""
         parts, negations = self._parts(words)
         total = sum(map(_weight, {*parts}))
         neighbours = pairwise(part for part in parts if part not in ARTICLES)

@@ -97,7 +97,7 @@ def question_sentence(text: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the normalized words of a question, except what ``FRAME`` and ``TAG`` match."""
+    """Return the normalized words of the question in a text, without ``FRAME`` and ``TAG``."""
     text = question_sentence(text).lower().replace("\u2019", "'").strip()
     text = FRAME.sub("", TAG.sub("", text))
     for pattern, replacement in CONTRACTIONS:

