@@ -122,8 +122,7 @@ def _warnings(failures: Failures, skipped: int, folder: RunFolder, steps: int) -
         lines.append(f"{skipped} batches were skipped because there was nothing to learn from them")
     if len(rows) + skipped < steps:
         lines.append(
-            f"only {len(rows)} of {steps} steps trained the model: "
-            "the others had too few groups left"
+            f"only {len(rows)} of {steps} steps trained the model: some had too few groups left"
         )
     if 2 * equal > steps:
         lines.append(

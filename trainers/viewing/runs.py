@@ -152,7 +152,7 @@ def token_texts(tokens: Tokens | None, prices: Mapping[str, float]) -> dict[str,
 
 
 def _failures(run: Path) -> Row:
-    """Return how often each type of failure occurred, its last error, and skipped batches."""
+    """Count failures by type, most frequent first, with the last error; also skipped batches."""
     counts, errors, skipped = Counter[str](), dict[str, str](), 0
     for batch in read_jsonl(run / files.BATCHES) if files.fits(run / files.BATCHES) else ():
         skipped += bool((batch.get("metrics") or {}).get(SKIPPED))

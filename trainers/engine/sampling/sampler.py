@@ -102,8 +102,8 @@ class ModelSampler:
         """Compute the log-probabilities of the last n tokens (all by default).
 
         Pass a ``reader`` to compute other values from the logits. It may receive the tokens of
-        several requests at once. The result has one value per token, which is None for the first
-        token and for tokens that were not requested.
+        several requests at once, if they have the same reader. The result has one value per token,
+        which is None for the first token and for tokens that were not requested.
         """
         return self.score_all(tokens, [(last_n, reader)], pictures)[0]
 

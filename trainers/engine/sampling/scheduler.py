@@ -10,8 +10,8 @@ rows share a batch.
 Rows are admitted as long as there is enough memory for their expected length. If replies get
 longer than that, the rows with the shortest replies are put back in the queue and resumed later,
 which doesn't change the sampled tokens. If we still run out of memory, all rows in the batch are
-put back, and half as many may run at a time. A request fails if one of its rows doesn't fit in
-memory even by itself.
+put back, and half as many may run at a time. A request only runs out of memory if one of its rows
+doesn't fit by itself.
 """
 
 import itertools

@@ -75,7 +75,7 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def apart(places: Sequence[float], least: float) -> list[float]:
-    """Move positions apart by at least ``least``, keeping them within [0, 1] if possible."""
+    """Move positions until they are ``least`` apart or more, within [0, 1] if possible."""
     moved, low, high = sorted(places), -1.0, 1.0
     for number, place in enumerate(moved):
         low = moved[number] = max(place, low + least)
