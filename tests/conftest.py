@@ -102,12 +102,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="module")
 def _imported_modules_are_not_collected() -> None:
-    """Freeze what exists: each garbage collection would scan all imported modules for a second."""
+    """Freeze all objects, because scanning imported modules takes a second per collection."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """Unfreeze it: Hypothesis, if it is imported only now, looks for what refers to its objects."""
+    """Unfreeze them, because Hypothesis needs referrers if it is first imported at this point."""
     gc.unfreeze()

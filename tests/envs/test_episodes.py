@@ -462,7 +462,7 @@ def test_an_invalid_argument_is_named_in_the_error(options: dict[str, Any], mess
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": 5000}, "task 5000 is not one of .* 1000 tasks.*tasks=\\[5000\\]"),
+        ({"task": 5000}, "task 5000 is not one of this environment's 1000 tasks.*tasks=\\[5000\\]"),
         ({"task": "5"}, "task '5' is not one of"),
         ({"tsak": 5}, r"Unknown reset option 'tsak'.*Did you mean 'task'\?"),
     ],
@@ -504,7 +504,7 @@ NO_ACTIONS: dict[str, list[tuple[Any, str]]] = {
         ([True], "Token 0 of the action is True of type bool"), (np.array([0.5]),
         "Token 0 of the action is 0.5 of type float"), (np.array([[1, 2]]),
         "Token 0 of the action is .* of type list"), ([1, 512],
-        r"Token 1 of the action is 512, .*outside the vocabulary \(0\.\.511"), ([-1],
+        r"Token 1 of the action is 512, which is outside the vocabulary \(0\.\.511"), ([-1],
         "Token 0 of the action is -1")],
 }  # fmt: skip
 

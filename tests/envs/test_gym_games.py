@@ -255,7 +255,7 @@ def test_a_user_may_pass_describe_and_parse_functions() -> None:
     assert opening(agent) == ["19 in Blackjack-v1"]
     assert rollout(agent, ["enough"]).transitions[0].reward in (-1.0, 0.0, 1.0)
     assert ending(rollout(agent, ["what", "what", "what"])) == "truncated"
-    with pytest.raises(EnvArgumentError, match=r"parse rejected '\d', .*action of Blackja"):
+    with pytest.raises(EnvArgumentError, match=r"rejected '\d', .* write an action of Blackja"):
         next(GymAgent("Blackjack-v1", parse=one_word).demonstrations(0))
 
 
@@ -395,7 +395,7 @@ def test_an_invalid_argument_is_explained() -> None:
         GymAgent("Taxi-v4", describe="nowhere:f")
     odd = gymnasium.Env[Any, Any]()
     odd.action_space = spaces.Dict({})
-    with pytest.raises(EnvArgumentError, match=r"how to parse a reply .* Pass parse="):
+    with pytest.raises(EnvArgumentError, match=r"parse a reply as such an action\. Pass parse="):
         GymAgent("Odd-v0").actions(odd)
 
 

@@ -87,7 +87,7 @@ def _deeds() -> list[Deed]:
     told = [
         ("SIGKILL beside a child", kills_itself_beside_a_child, "was killed by SIGKILL (out of…"),
         ("closed descriptors", closes_all_descriptors, "…"),
-        ("a cancelled group", cancels_its_group, "was killed because it abandoned…"),
+        ("a cancelled group", cancels_its_group, "was killed because it abandoned a group…"),
     ]
     return [
         *(Deed(name, does, told=lost.format(name, line)) for name, does, line in told),
@@ -162,7 +162,7 @@ PROGRAMS = [
         ("dies in the middle of a frame", "say(group(), b'half', 10); os._exit(1)",
             "exited with status 1"),
         ("sends an empty result", "say(group()); group()",
-            "was killed because it abandoned…"),
+            "was killed because it abandoned a group…"),
     )
 ] + [
     Program(name, text, LOST.format(SILENT), f"…was lost because its worker died: {SILENT}.…", 0.5)

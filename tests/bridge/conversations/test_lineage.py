@@ -606,10 +606,10 @@ UNREADABLE: list[Any] = [
 @pytest.mark.parametrize("message", UNREADABLE, ids=map(str, range(5)))
 def test_a_message_that_raises_when_read_gets_a_400(message: Any) -> None:
     talk, messages = Talk(), [user("Hi")]
-    with pytest.raises(openai.BadRequestError, match=r"^messages(\[0\])? could not be read"):
+    with pytest.raises(openai.BadRequestError, match=r"^messages(\[0\])? could not be read; send"):
         talk.ask([message])
     talk.turn(messages, "Fine.")
-    with pytest.raises(openai.BadRequestError, match=r"messages(\[2\])? could not be read"):
+    with pytest.raises(openai.BadRequestError, match=r"messages(\[2\])? could not be read; send"):
         talk.ask([*messages[:2], message])
     talk.ask(messages)
     assert talk.met == (1, {})

@@ -47,7 +47,7 @@ def test_the_commands_of_a_new_folders_readme_work(tmp_path: Path, capsys: Shown
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("there", "there already exists and is not an empty folder, so nothing was"),
+        ("there", "there already exists and is not an empty folder, so nothing was changed."),
         ("there/mine", "there/mine already exists"),
         ("new --agent crewai", "agent takes openai or openai-agents or "),
         ("new --agent", "Did you mean agent=...?"),

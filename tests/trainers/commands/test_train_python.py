@@ -113,7 +113,7 @@ def test_a_run_of_a_function_is_resumed_by_another_call(tmp_path: Path, capsys: 
     assert command.main([f"log_path={tmp_path / 'run'}", "steps=2"]) == 1
     message = capsys.readouterr().err
     assert "the agent 'says'" in message
-    assert f"evert.train again, together with log_path='{tmp_path / 'run'}'" in message
+    assert f"them to evert.train again, together with log_path='{tmp_path / 'run'}'" in message
     run = evert.train(make_agent("e"), TASKS, steps=2, **again)
     assert [row["step"] for row in run.steps()] == [0, 1]
     with pytest.raises(RunFolderError, match="train_tasks: '2 tasks' -> '3 tasks'"):

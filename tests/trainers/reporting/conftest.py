@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,8 @@ class Browser:
     def screenshot(self) -> Image.Image:
         """Return the visible page as an image."""
         # Chromium aborts the command if the previous page's navigation has not quite finished.
-        command = ("Page.captureScreenshot", {"format": "png"})
-        shot = until(lambda: self._driver.execute_cdp_cmd(*command))
+        take = partial(self._driver.execute_cdp_cmd, "Page.captureScreenshot", {"format": "png"})
+        shot = until(take)
         return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
 
     def said(self) -> list[str]:

@@ -186,7 +186,7 @@ UNREAD = f"JSONDecodeError: Expecting value: line 1 column 1 (char 0). {CUT_REPL
         (no_key, ERROR, "OpenAIError: ", "so set any value: OPENAI_API_KEY=unused,"),
         (no_anthropic_key, ERROR, "TypeError: ", "ANTHROPIC_API_KEY=unused"),
         (no_gemini_key, ERROR, "ValueError: ", "GEMINI_API_KEY=unused"),
-        (ProcessAgent(["no-such-program"]), ERROR, "CommandError: ", "Run the agent's command"),
+        (ProcessAgent(["no-such-program"]), ERROR, "CommandError: ", "agent's command manually."),
     ],
 )
 async def test_scored_and_left_out_failures_have_a_kind_and_a_remedy(
@@ -439,7 +439,7 @@ async def test_several_steps_in_a_row_with_nearly_only_failures_stop_the_run(
         ({"failed_steps": 1}, [([TABLE] * 19, good)], "In one step, nearly all episodes failed"),
         ({"failed_steps": 1}, [([TABLE] * 18, good * 2)], ""),
         ({"start": 8}, [bad], "the worst reward: on_agent_error=-1.0."),  # the last step of the run
-        ({"failed_steps": 1}, [([], scored)], "can't learn from rewards that are all equal."),
+        ({"failed_steps": 1}, [([], scored)], "from rewards that are all equal. Use a model that"),
     ]
     for number, (options, batches, text) in enumerate(table):
         report = Report(tmp_path / str(number), **options)

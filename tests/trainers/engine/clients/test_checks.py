@@ -42,9 +42,9 @@ NAN, INF = float("nan"), float("inf")
 REFUSED: list[tuple[list[types.Datum], str, Any, str]] = [
     ([], CE, None, "The data is empty"),
     ([GOOD, sft([1, 262, 3])], CE, None, "Datum 1: model_input contains token id 262, .* 0 to 261"),
-    ([sft([1, -1])], CE, None, "token id -1, but the model"),
+    ([sft([1, -1])], CE, None, "token id -1, but the model's ids go from 0"),
     ([sft([1, 2], target_tokens=[2, -100])], CE, None, "contains token id -100.*set its weight"),
-    ([sft([1] * 513)], CE, None, "Datum 0 has 513 input tokens; .* context length of 512"),
+    ([sft([1] * 513)], CE, None, "513 input tokens; expected at least 1 and at most .* of 512"),
     ([sft([])], CE, None, "0 input tokens; expected at least 1"),
     ([sft([1, 2, 3], target_tokens=[1, 2])], CE, None, r"has shape \(2,\) for 3 .*pected \(3,\)"),
     ([GOOD, GOOD, sft([1, 2, 3], weights=[1.0])], CE, None, r"Datum 2: weights has shape \(1,\); "),
