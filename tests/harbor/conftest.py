@@ -39,7 +39,7 @@ TYPED = "I have typed it."
 
 HALF = {
     "count-lines": "grep -c sea poem.txt > count.txt",
-    "mend-settings": "sed -i 's/^prot/port/' settings.conf",
+    "fix-settings": "sed -i 's/^prot/port/' settings.conf",
     "merge-lists": "cat lists/* | sort -u > merged.txt",
     "rank-scores": "printf 'Fay\\nCleo\\nDan\\n' > top.txt",
     "rename-files": "mv photos/Lake.JPG photos/lake.jpg",

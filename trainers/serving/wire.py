@@ -191,7 +191,7 @@ def _short_repr(value: object) -> str:
 
 
 def _token_limit(least: int) -> tuple[Callable[[Any], bool], str, None]:
-    expected = f"a whole number of at least {least}, or null for as many as the context allows"
+    expected = f"an integer of at least {least}, or null for as many as the context allows"
     return lambda value: type(value) is int and least <= value < 2**31, expected, None
 
 
@@ -212,7 +212,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     ),
     "n": (
         lambda value: type(value) is int and 1 <= value <= MOST_REPLIES,
-        f"a whole number from 1 to {MOST_REPLIES}",
+        f"an integer from 1 to {MOST_REPLIES}",
         1,
     ),
     "temperature": (*RANGES["temperature"], 1.0),

@@ -371,10 +371,10 @@ async def test_an_unhandled_long_prompt_error_ends_with_a_context_overflow(api: 
 async def test_a_refused_field_raises_the_sdks_bad_request_error(client: AgentClient) -> None:
     google_search = [types.Tool(google_search=types.GoogleSearch())]
     refused: list[tuple[str, type[Exception], dict[str, Any], str]] = [
-        ("chat", openai.BadRequestError, {"n": 2}, "make another call"),
+        ("chat", openai.BadRequestError, {"n": 2}, "Call again to get another"),
         ("responses", openai.BadRequestError, {"background": True}, "is not supported"),
         ("anthropic", anthropic.BadRequestError, {"container": "c"}, "is not supported"),
-        ("genai", errors.ClientError, {"candidate_count": 2}, "make another call"),
+        ("genai", errors.ClientError, {"candidate_count": 2}, "Call again to get another"),
         ("genai", errors.ClientError, {"tools": google_search}, "Define functions"),
     ]
     for api, kind, fields, message in refused:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The right names in another order earn a half.
+# The correct names in a different order earn half the reward.
 order=0 names=0
 [ "$(cat /app/top.txt)" = "$(printf 'Cleo\nFay\nDan')" ] && order=1
 [ "$(sort /app/top.txt)" = "$(printf 'Cleo\nDan\nFay')" ] && names=1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Each of the three files earns a third, as long as the fourth is left as it was.
+# Each of the three files earns a third, provided that the fourth is unchanged.
 cd /app/site
 right=0
 is() { [ "$(cat "$1")" = "$(printf "$2")" ]; }

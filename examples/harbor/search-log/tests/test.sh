@@ -1,5 +1,5 @@
 #!/bin/sh
-# The host alone earns a part.
+# The host alone earns part of the reward.
 case "$(cat /app/answer.txt)" in
 "dog 31") reward=1 host=1 ;;
 "dog "*) reward=0.5 host=1 ;;
