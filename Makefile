@@ -48,7 +48,7 @@ EDITABLE := $(INSTALL) --editable
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test quick environments environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint style types types-darwin nightly wheel docs bench games compression credit experiments algorithms kill9 smoke startup soak machine vision gpu clean
+.PHONY: train real real-short test quick environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint style types types-darwin nightly wheel docs bench games compression credit experiments algorithms kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -113,9 +113,6 @@ trainers: trainers-torch trainers-verifiers
 OTHER_TRAINERS ?= tests/other_trainers
 trainers-torch: environment-trainers
 	.frameworks/trainers/bin/python -m pytest -n 2 --dist worksteal $(OTHER_TRAINERS) --environment trainers
-
-# The environments of the targets above; CI makes them while something else computes.
-environments: environment-openai3 environment-trainers
 
 environment-openai3: .venv/developing
 	$(BIN)/python frameworks/make_environment.py openai3
@@ -211,7 +208,7 @@ types: .venv/developing
 	$(BIN)/mypy
 
 types-darwin: .venv/developing
-	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin src
+	$(BIN)/mypy --config-file tests/platforms/mypy.toml --platform darwin --cache-dir .mypy_cache/darwin src
 
 # Everything, also the tests that take too long for each change, and a second type checker.
 nightly: export EVERT_NIGHTLY := 1

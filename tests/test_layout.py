@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,6 @@ MAKING = "bases"
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 PACKAGES = (*FOLDERS, *SUBFOLDERS, AGENTS, MAKING)
 MODULES = [path for folder in PACKAGES for path in sorted((ROOT / folder).glob("*.py"))]
-TREES = {path: ast.parse(path.read_text()) for path in MODULES}
 HOMES = {
     alias.name: str(node.module)
     for node in ast.parse((FACE / "__init__.pyi").read_text()).body
@@ -61,6 +61,12 @@ def python(code: str, cwd: Path) -> str:
     return done.stdout
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Parse all modules."""
+    return {path: ast.parse(path.read_text()) for path in MODULES}
+
+
 def imported(tree: ast.AST) -> Iterator[str]:
     """Yield every module and member that a file imports, including inside functions."""
     for node in ast.walk(tree):
@@ -75,7 +81,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def test_our_folders_are_never_imported_as_top_level_packages() -> None:
-    imports = [(path, name) for path, tree in TREES.items() for name in imported(tree)]
+    imports = [(path, name) for path, tree in trees().items() for name in imported(tree)]
 
     assert [found for found in imports if found[1].partition(".")[0] in FOLDERS] == []
 
@@ -154,7 +160,7 @@ def test_every_packages_map_lists_exactly_its_modules() -> None:
     """Games are exempt, because adding a game should not change any other file."""
     found = {f"envs/{name}{end}" for name in games() for end in (".py", "/")}
     for folder in PACKAGES:
-        told = ast.get_docstring(TREES[ROOT / folder / "__init__.py"], clean=False) or ""
+        told = ast.get_docstring(trees()[ROOT / folder / "__init__.py"], clean=False) or ""
         names = MAP_LINE.findall(told)
         drawn = {f"{folder}/{name}" for name in names}
         beside = [path for path in MODULES if path.parent == ROOT / folder]
@@ -174,14 +180,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 def test_functions_files_and_classes_are_short() -> None:
     functions = {
         f"{module_name(path)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, Function)
     }
     files = {module_name(path): len(path.read_text().splitlines()) for path in MODULES}
     methods = {
         node.name: sum(isinstance(child, Function) for child in node.body)
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and node.name not in OTHERS_SURFACES
     }

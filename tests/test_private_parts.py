@@ -20,7 +20,7 @@ import pytest
 import tinker
 import torch
 from aiohttp import web
-from tests.test_layout import TREES
+from tests.test_layout import trees
 from tinker_cookbook.renderers.base import Renderer
 from tinker_cookbook.rl import rollouts
 from transformers import PreTrainedTokenizerFast
@@ -119,6 +119,6 @@ def defined(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_other_private_parts_are_used() -> None:
-    ours = {name for tree in TREES.values() for name in defined(tree)} - {*PRIVATE_PARTS}
-    theirs = {name for tree in TREES.values() for name in used(tree)} - ours
+    ours = {name for tree in trees().values() for name in defined(tree)} - {*PRIVATE_PARTS}
+    theirs = {name for tree in trees().values() for name in used(tree)} - ours
     assert theirs - {*PRIVATE_PARTS, "_exit"} == OTHER_ENVIRONMENTS  # os._exit is documented

@@ -45,9 +45,9 @@ def base_path(name: str = BASE_MODEL) -> Path:
 @cache
 def base_tokenizer(name: str = BASE_MODEL) -> Any:
     """Load a base's tokenizer (once per process)."""
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast  # AutoTokenizer imports a second's worth more
 
-    tokenizer = AutoTokenizer.from_pretrained(base_path(name))
+    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(base_path(name))
     # The Cookbook pickles renderers by this name, so it must not be a path on this machine.
     tokenizer.name_or_path = name
     # Disable the tokenizer's length warning, because the Env and the engine limit the prompt.

@@ -56,7 +56,7 @@ def test_the_error_for_a_missing_package_has_its_install_command() -> None:
 
 
 def test_unplayable_tasksets_are_listed(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
-    """Each taskset is evaluated in its own process. The same command resumes the evaluation."""
+    """Each taskset is evaluated in its own process. Its folder is enough to resume it."""
     from evert.envs.from_gymnasium import recipe
 
     names = {"Blackjack-v1": {"max_tokens": 8}, "Nowhere-v0": {}}
@@ -71,12 +71,9 @@ def test_unplayable_tasksets_are_listed(tmp_path: Path, monkeypatch: Patch, caps
     [row] = csv.DictReader((tmp_path / "all" / "scores.csv").read_text().splitlines())
     assert (row["tasks"], row["episodes"]) == ("gymnasium:Blackjack-v1", "2")
     episodes = tmp_path / "all" / "gymnasium-Blackjack-v1" / "episodes.jsonl"
-    before = episodes.read_bytes()
+    shutil.rmtree(episodes.parent)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cli.main(["evaluate", "out=~/all"]) == 0
-    assert episodes.read_bytes() == before
-    shutil.rmtree(episodes.parent)
-    assert cli.main(["evaluate", arguments[4]]) == 0
     evaluation = json.loads((episodes.parent / "evaluation.json").read_text())
     assert evaluation["settings"]["limits"]["max_turns"] == "3"
     assert cli.main([*arguments, "seed=1"]) == 1

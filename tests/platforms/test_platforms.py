@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.nightly import each
+from tests.trainers.kit import COMMANDS
 
 HERE = Path(__file__).parent
 TINY = ["env=identity", "batch_size=2", "group_size=2", "eval_every=0"]
@@ -25,23 +26,29 @@ def variables(platform: str) -> dict[str, str]:
     return os.environ | ours
 
 
-def evert(platform: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run an evert command on this platform."""
-    command = [sys.executable, "-m", "evert", *arguments]
+def python(platform: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python on this platform."""
+    command = [sys.executable, *arguments]
     return subprocess.run(
         command, env=variables(platform), cwd=folder, capture_output=True, text=True, check=False
     )
 
 
+def evert(platform: str, folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run an evert command on this platform."""
+    return python(platform, folder, "-m", "evert", *arguments)
+
+
 @pytest.mark.parametrize("platform", each(["darwin", "win32"], ["win32"]))
 def test_a_run_can_be_trained_evaluated_and_viewed(platform: str, tmp_path: Path) -> None:
-    trained = evert(platform, tmp_path, *SHORT, "log_path=run")
-    assert (trained.returncode, trained.stderr) == (0, ""), trained.stdout
-    played = evert(
-        platform, tmp_path, "evaluate", "env=identity", "models=run", "max_tasks=1", "seeds=1"
+    lines = (
+        " ".join([*SHORT, "log_path=run"]),
+        "evaluate env=identity models=run max_tasks=1 seeds=1",
+        "report run",
     )
-    assert played.returncode == 0, played.stderr
-    assert evert(platform, tmp_path, "report", "run").returncode == 0
+    commands = python(platform, tmp_path, "-c", COMMANDS, *lines)
+    assert (commands.returncode, commands.stderr) == (0, ""), commands.stdout
+    assert re.findall(r"(\w+) ended with 0", commands.stdout) == ["train", "evaluate", "report"]
     view = [sys.executable, "-m", "evert", "view", "run"]
     with subprocess.Popen(
         view, env=variables(platform), cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -92,11 +99,8 @@ is_sandboxed(True, "127.0.0.1")
     ],
 )
 def test_unsupported_commands_and_sandboxes_fail_with_a_one_sentence_error(
-    platform: str, code: str, sentence: str
+    platform: str, code: str, sentence: str, tmp_path: Path
 ) -> None:
-    python = [sys.executable, "-c", code]
-    ended = subprocess.run(
-        python, env=variables(platform), capture_output=True, text=True, check=False
-    )
+    ended = python(platform, tmp_path, "-c", code)
     assert sentence in ended.stderr.rpartition("Error: ")[2]
     assert bool(ended.returncode) == bool(sentence), ended.stderr

@@ -61,11 +61,30 @@ def copy_of(run: RunFolder, path: Path) -> RunFolder:
     return RunFolder(shutil.copytree(run.path, path, copy_function=copy))
 
 
-def run_python(*arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """Run a Python subprocess that must succeed, and return its output."""
+COMMANDS = """
+import shlex, sys
+from evert.trainers.cli import main
+for line in sys.argv[1:]:
+    print(shlex.split(line)[0], "ended with", main(shlex.split(line)), flush=True)
+"""
+"""A program that runs several commands of ``evert`` in one process, because a start takes long."""
+
+
+def run_python(
+    *arguments: str,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    errors: int = subprocess.PIPE,
+) -> str:
+    """Run a Python subprocess that must succeed, and return its output.
+
+    The output includes what it writes to stderr if ``errors`` is ``subprocess.STDOUT``.
+    """
     command = [sys.executable, *arguments]
-    process = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=800)
-    assert process.returncode == 0, process.stdout + process.stderr[-2000:]
+    process = subprocess.run(
+        command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, timeout=800
+    )
+    assert process.returncode == 0, process.stdout + (process.stderr or "")[-2000:]
     return process.stdout
 
 

@@ -90,4 +90,4 @@ class ServedPolicy(TokenCompleter):
         return {name: value for name, value in vars(self).items() if name != "_checking"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _checking=asyncio.Lock())
+        self.__dict__.update(state, _checking=asyncio.Lock())
