@@ -340,6 +340,23 @@ async def test_parallel_sub_agents_give_one_datum_each() -> None:
     assert [turn.episode_done for turn in turns] == [False] * 8 + [True]
 
 
+async def test_of_two_calls_that_continue_one_reply_the_second_branches() -> None:
+    async def agent(client: AgentClient) -> float:
+        opening = [user("Hi"), assistant(await ask(client, "Hi"))]
+        await asyncio.gather(*(ask(client, *opening, user(word)) for word in WORDS[:2]))
+        return 0.0
+
+    policy = Together(1)
+    trajectory = await play(agent, policy)
+    first, *others = trajectory.transitions
+    shared = first.ob.to_ints() + first.ac.tokens
+
+    assert all(turn.ob.to_ints()[: len(shared)] == shared for turn in others)
+    words = [[word for word in WORDS[:2] if word in prompt(turn)] for turn in others]
+    assert sorted(words) == [["one"], ["zero"]]
+    assert len(trajectory_to_data(trajectory, 1.0)) == 2
+
+
 # -- limits ----------------------------------------------------------------------------------------
 
 

@@ -122,3 +122,12 @@ async def test_the_summary_is_shown_for_sorted_turns_and_without_turns() -> None
 
     assert "3 turns, reward 1, completed; 2 data" in explained(group.trajectories_G[0])
     assert explained(Trajectory([], tinker.ModelInput.empty())) == "0 turns, reward 0\n"
+
+
+async def test_an_image_is_shown_by_its_type() -> None:
+    trajectory = await play(talker(1), "A cat.")
+    image = tinker.types.ImageChunk(data=b"\x89PNG", format="png", expected_tokens=3)
+    turn = trajectory.transitions[0]
+    turn.ob = tinker.ModelInput(chunks=[*turn.ob.chunks, image, image])
+
+    assert explained(trajectory).count("[ImageChunk]") == 2

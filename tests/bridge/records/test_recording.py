@@ -127,6 +127,19 @@ async def test_tool_calls_can_be_read_back_as_messages_and_as_sampled(tmp_path: 
     assert (first, sampled) == (question, assistant(CALL))
 
 
+async def test_a_system_prompt_next_to_tools_is_sampled_from_only_once(tmp_path: Path) -> None:
+    async def adds(client: Any) -> float:
+        await call(client, system("Add."), user("1 + 1?"), tools=[ADD])
+        return 1.0
+
+    record, _ = await play_recorded(tmp_path, adds, "2")
+    prefix, *others = record.sampled_messages(0)
+
+    assert prefix["content"].startswith("Add.")
+    assert '"name": "add"' in prefix["content"]
+    assert others == [user("1 + 1?"), assistant("2")]
+
+
 async def test_each_conversation_is_read_back_as_the_agent_saw_it(tmp_path: Path) -> None:
     record, _ = await play_recorded(tmp_path, chat, *THREE, task={"a": 1})
     turns = [[user(f"1 + {n}?"), assistant(word)] for n, word in enumerate(THREE)]

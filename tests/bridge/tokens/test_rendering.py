@@ -119,9 +119,10 @@ def with_tokens(*added: AddedToken) -> Any:
 
 def test_all_added_tokens_except_whitespace_and_single_characters_are_control_tokens() -> None:
     tokens = [AddedToken(text, special=False) for text in ("    ", "§", " § ")]
-    added = [AddedToken("<plain>", special=False), AddedToken("<s0>", special=True)]
+    controls = {"<plain>": False, "<s0>": True, "«»": True}
+    added = [AddedToken(text, special=special) for text, special in controls.items()]
     names = {*control_of(with_tokens(*added, *tokens)).names}
-    assert names == {*control_of().names, "<plain>", "<s0>"}
+    assert names == {*control_of().names, *controls}
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ FOREIGN: dict[str, Any] = {
          "tool_calls": [{"tool_call_id": "1", "function_name": "add", "arguments": {"a": 1}}],
          "observation": {"results": [{"source_call_id": "1", "content": "2"}]},
          "metrics": {"prompt_tokens": 7, "completion_tokens": 3}},
-        {"step_id": 4, "source": "agent", "message": "Two.",
+        {"step_id": 4, "source": "agent", "message": "Two.", "model_name": "gpt-9-mini",
          "observation": {"results": [{"content": "Right."}]}},
     ],
     "subagent_trajectories": [
@@ -252,6 +252,8 @@ def test_a_trace_without_tokens_is_exported_as_text(tmp_path: Path, cli: Cli) ->
     request, _ = export(file, "otel", tmp_path / "otel.jsonl")
     attributes = [values(span) for span in spans_of(request)[1:]]
     assert [span.get("gen_ai.usage.output_tokens") for span in attributes] == ["3", None]
+    models = [span["gen_ai.request.model"] for span in attributes]
+    assert models == ["gpt-9", "gpt-9-mini"]
     out = tmp_path / "atif"
     cli(f"export run={file} format=atif out={out}")
     [first, _] = [json.loads(file.read_text()) for file in sorted(out.iterdir())]
