@@ -12,7 +12,7 @@ order:
 
     chat_corpus.py  the training data
     chats.py        small talk, numbers, tools and the identity game
-    guessing.py     random games of guess-number
+    guessing.py     random guess-number games
     chat_card.py    measures what the base can do
 
 ``evert-tiny-20q``:
@@ -27,7 +27,7 @@ order:
     hands.py        Blackjack hands
     move_card.py    measures how well the base reads boards and hands
 
-A vision model, which is not shipped:
+A vision model that does not ship with evert:
 
     seeing.py       a tiny Qwen3-VL with random weights
 """

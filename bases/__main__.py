@@ -1,4 +1,4 @@
-"""Train one of the tiny chat bases that ship with evert: ``python -m bases out=FOLDER``.
+"""Train one of the tiny base models that ship with evert: ``python -m bases out=FOLDER``.
 
 This trains a Qwen3 with 0.8 to 1.9 million parameters from scratch on generated dialogues, using a
 single core, and saves it in Hugging Face format with its tokenizer and a model card. ``base=``
@@ -46,7 +46,7 @@ def tokenizer_of(config: MakingConfig) -> PreTrainedTokenizerBase:
 
 
 def shape_of(config: MakingConfig) -> Mapping[str, int]:
-    """Return the model sizes that differ from the defaults for this base."""
+    """Return this base's overrides of the default model sizes."""
     return riddles.SHAPE if config.base == "evert-tiny-20q" else {}
 
 
@@ -86,7 +86,7 @@ def _command(config: MakingConfig) -> str:
 
 
 def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Cast a model in place. The type hints of transformers' own ``to`` are wrong."""
+    """Cast a model in place. Avoids transformers' own ``to``, whose type hints are wrong."""
     model.to(dtype)
 
 
@@ -105,7 +105,7 @@ def main(config: MakingConfig) -> None:
     _cast(model, torch.float32)
     tokenizer.save_pretrained(config.out)
     for file in Path(config.out).iterdir():
-        file.chmod(0o644)  # safetensors files are owner-only, but package data must be readable
+        file.chmod(0o644)  # safetensors makes files owner-only, but package data must be readable
     describe(config, model, tokenizer, losses)
     print(Path(config.out, "README.md").read_text())
 

@@ -2,10 +2,10 @@
 
 A large language model already knows that three in a row wins; ``evert-tiny-moves`` learns it from
 this data. There are four players (``habits`` in ``envs/tic_tac_toe.py``): one wins when it can, one
-blocks the opponent, one avoids doing either, and one takes any free cell. In half of the examples,
-a system message says which player is moving; in the rest, all four are equally likely. The base
-therefore learns to read a board, but not which habit wins; RL has to find that out. The training
-targets are the probabilities of all moves.
+blocks the opponent when it can, one avoids doing either, and one takes any free cell. In half of
+the examples, a system message says which player is moving; in the rest, all four are equally
+likely. The base therefore learns to read a board, but not which habit wins; RL has to find that
+out. The training targets are the probabilities of all moves.
 """
 
 import random
@@ -19,7 +19,7 @@ ORDERS = ("Take any cell.", "Win if you can.", "Do not let O win.", "Leave all t
 
 
 def board_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator[DialogueExample]:
-    """Yield examples with a single move on a random board."""
+    """Yield examples, each a single move on a random board."""
     for board, _ in zip(boards(rng), range(count), strict=False):
         played = habits(board)
         order = rng.randrange(2 * len(played))
@@ -33,7 +33,7 @@ def board_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator
 
 
 def move_chances(played: Sequence[Sequence[int]]) -> list[float]:
-    """Return the probability that each cell is played.
+    """Return each cell's probability of being played.
 
     ``played`` lists the cells that each player chooses from. Player and cell are drawn uniformly.
     """

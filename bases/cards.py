@@ -25,7 +25,7 @@ def write_card(
     digits: int = 3,
     **facts: object,
 ) -> None:
-    """Write the model card of a base to ``README.md``.
+    """Write a base's model card to ``README.md``.
 
     Args:
         folder: The base's folder.
@@ -48,7 +48,7 @@ def write_card(
 
 
 def commands_of(folder: Path) -> list[str]:
-    """Read the commands that produced a base from its model card (empty if it has no card)."""
+    """Return the commands that a base's model card says produced it (empty if it has no card)."""
     card = folder / "README.md"
     lines = card.read_text().splitlines() if card.is_file() else []
     return [line.strip() for line in lines if line.startswith("    python -m ")]

@@ -1,4 +1,4 @@
-"""Measures what the tiny chat base can do and writes its model card.
+"""Measures what the tiny chat base can do, and writes its model card.
 
 :func:`measure` runs all measurements. Everything is sampled at temperature 1, as in RL.
 """
@@ -24,7 +24,7 @@ class Abilities:
     """The measured abilities. Fractions are between 0 and 1."""
 
     identity_reward: float
-    """Mean reward in the hello-world game on 1000..1023: 1 for "I am N", -1 for "not N"."""
+    """Mean reward in the hello-world game on tasks 1000..1023: 1 for "I am N", -1 for "not N"."""
     identity_right: float
     """Fraction of correct answers in the hello-world game."""
     copied: float
@@ -32,7 +32,7 @@ class Abilities:
     wins: float
     """Fraction of guess-number games won within ten guesses (random play within bounds: 0.33)."""
     in_bounds: list[float]
-    """For each of the ten guesses: fraction that are well-formed and consistent with all hints."""
+    """For each of the ten guesses, the fraction well-formed and consistent with all hints."""
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def identity_rewards(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase
 
 
 def copied(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Return the fraction of correct copies of sentences that contain a four-digit number."""
+    """Return the fraction of sentences with a four-digit number that are copied correctly."""
     rng = random.Random(0)
     wanted = [f"I am {rng.randint(1000, 9999)}." for _ in range(100)]
     prompts = [[("user", f"Repeat: {sentence}")] for sentence in wanted]
@@ -105,7 +105,7 @@ class _GuessingGame:
 def play_guess_number(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, answers: list[int]
 ) -> tuple[float, list[float]]:
-    """Play one game per answer; return the win rate and each turn's share of guesses in bounds."""
+    """Play a game per answer; return the win rate and, by turn, the share of guesses in bounds."""
     games = [_GuessingGame(answer, [("system", SYSTEM_PROMPT)]) for answer in answers]
     by_turn = []
     for _ in range(MAX_TURNS):

@@ -1,6 +1,6 @@
-"""Training data for ``evert-tiny``: chats and games of guess-number.
+"""Training data for ``evert-tiny``: chats and guess-number games.
 
-In the games, the training targets are the probabilities of each digit. :class:`ChatCorpus` draws
+In the games, the training targets are each digit's probabilities. :class:`ChatCorpus` draws
 the dialogues for each training step. Nothing is stored on disk: the seed determines the corpus.
 """
 
@@ -22,7 +22,7 @@ from bases.guessing import (
 )
 
 BOUNDED_PROMPT = "Guess my number. It is between {low} and {high}."
-"""Prompt for the short games, which have the same rules but less context."""
+"""Prompt for the short games, which have the same rules but a shorter prompt."""
 
 
 def game_examples(
@@ -122,7 +122,7 @@ class ChatCorpus:
         self._game_rng = np.random.default_rng(seed)
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
-        """Draw the batches for one step. ``whole_games`` adds complete games, which are slow."""
+        """Draw the batches for one step. ``whole_games`` adds (slow) complete games."""
         chats = [*self._chats(small_talk, 36), *self._chats(identity_game, 12)]
         chats.sort(key=lambda example: len(example.tokens))
         batches = [DialogueBatch("chat", 0.7, chats[:33]), DialogueBatch("chat", 0.3, chats[33:])]

@@ -1,4 +1,4 @@
-"""Generated dialogues for the tiny chat base, other than games of guess-number.
+"""Generated dialogues for the tiny chat base, other than guess-number games.
 
 There is the hello-world game (:func:`identity_game`), small talk, which covers copying, comparing
 and simple facts (:func:`small_talk`), and tool use (:func:`tool_use`). A dialogue is a list of

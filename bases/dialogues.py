@@ -1,4 +1,4 @@
-"""Tokenized dialogues and their training targets, which every corpus is made of.
+"""Tokenized dialogues and their training targets: the building blocks of every corpus.
 
 A :class:`DialogueExample` is one dialogue, :class:`Encoder` tokenizes messages in the same way as
 the Cookbook's ``qwen3_instruct`` renderer, and a :class:`DialogueBatch` holds examples that are
@@ -21,7 +21,7 @@ class DialogueExample:
 
     tokens: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
-    """True for tokens of an assistant reply, including ``<|im_end|>``."""
+    """True for tokens that belong to an assistant reply, including ``<|im_end|>``."""
     soft_targets: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     """Position -> target probabilities over ``Corpus.target_tokens``, replacing the hard target."""
     odds: dict[int, NDArray[np.float32]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Encoder:
         self.text = cache(self._text)
         digits = [self.text(str(digit))[0] for digit in range(10)]
         self.digits_and_stop = [*digits, self.stop]
-        """The eleven tokens that can follow a digit of a number."""
+        """The eleven tokens that can follow a digit in a number."""
 
     def _text(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer.encode(

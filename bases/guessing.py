@@ -1,4 +1,4 @@
-"""Guess-number games to train the base on: the rules, and players with different habits.
+"""Guess-number games that teach the base the rules and players' different habits.
 
 The base has to know the format of the game, and that a guess must be consistent with all the hints
 so far. Learning which guesses are good is left to RL, so the training games do not favour any
@@ -7,7 +7,7 @@ strategy. There are two types of players:
 - uniform players draw from all numbers that are still possible, which teaches only the rules;
 - players with a habit always guess at the same place in the remaining range: the bottom, the first
   quarter, the middle, the third quarter or the top. All habits are equally frequent, so the data
-  does not show which one is best, but the base learns that a player sticks to a habit, which gives
+  does not show which one is best. But the base learns that a player sticks to a habit, which gives
   RL a choice of strategies to reinforce.
 
 :func:`play_random_games` plays many games in parallel, and :func:`digit_probabilities` converts
@@ -27,7 +27,7 @@ UPPER_BOUND = 1024
 MAX_TURNS = 10
 
 HABITS = 5
-"""Number of habits, i.e. of evenly spaced places in the remaining range."""
+"""Number of habits, i.e. evenly spaced places in the remaining range."""
 
 STOP = 10
 """Index of the choice "the number ends here"; choices 0 to 9 are the digits."""
@@ -96,7 +96,7 @@ def digit_probabilities(digits: str, low: int, high: int) -> NDArray[np.float32]
 
 @cache
 def _numbers_that_start_with() -> NDArray[np.int64]:
-    """Return an array: [prefix, bound] -> how many numbers < bound start with the prefix."""
+    """Return an array of how many numbers < bound start with a prefix, by [prefix, bound]."""
     starts = np.zeros((UPPER_BOUND + 1, UPPER_BOUND + 2), np.int64)
     for number in range(UPPER_BOUND + 1):
         text = str(number)

@@ -1,4 +1,4 @@
-"""Measures how well ``evert-tiny-moves`` reads boards and hands and writes its model card."""
+"""Measures how well ``evert-tiny-moves`` reads boards and hands, and writes its model card."""
 
 import random
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Sight(NamedTuple):
 def measure_sight(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, boards: int = 400
 ) -> Sight:
-    """Measure on ``boards`` new boards and ``boards`` hands. Deterministic for given weights."""
+    """Measure on ``boards`` new boards and as many hands. Deterministic for given weights."""
     encoder, rng = Encoder(tokenizer), random.Random(SEED)
     orders = range(1, len(ORDERS))
     return Sight(
@@ -49,7 +49,7 @@ def measure_sight(
 
 
 def _off(model: Qwen3ForCausalLM, encoder: Encoder, example: DialogueExample) -> float:
-    """Return the mean KL divergence over the actions of an example."""
+    """Return the mean KL divergence over an example's actions."""
     logits = model(input_ids=torch.tensor([example.tokens])).logits[0]
     found = logits.log_softmax(-1)[:, encoder.digits_and_stop]
     divergence = torch.nn.functional.kl_div

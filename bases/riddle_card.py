@@ -1,4 +1,4 @@
-"""Measures what ``evert-tiny-20q`` knows and writes its model card."""
+"""Measures what ``evert-tiny-20q`` knows, and writes its model card."""
 
 from collections import defaultdict
 from collections.abc import Mapping

@@ -61,18 +61,18 @@ TELLING_RATES = (0.0, 0.8, 1.0, 1.0, 1.0)
 """Each riddle picks one of these as its fraction of maximally informative questions."""
 
 FEW = 4
-"""While more nouns than this are possible, a riddle guesses only at its end.
+"""While more nouns than this are possible, a riddle contains no guess except at its end.
 
 The base can therefore recognise a player's game by an early guess that is followed by more
 questions. In those games it learns to guess what players guess, rather than what matches.
 """
 
 GUESS_RATE = 0.6
-"""Probability that a riddle guesses when few nouns are possible. Guesses are never repeated."""
+"""Probability of guessing in a riddle when few nouns are possible. Guesses are never repeated."""
 
 
 class RiddleCorpus:
-    """Draws the riddles and games for each training step, determined by the seed."""
+    """Draws the riddles and games for each training step. The same seed gives the same ones."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         """Start at the first step."""
@@ -142,7 +142,7 @@ class RiddleCorpus:
         return QuestionGame(self._rng.choice(nouns), Rules(questions, show_category=shown))
 
     def _tell(self, example: DialogueExample, game: QuestionGame) -> int:
-        """Add a turn's prompt with the odds of the matching nouns; return these as a bit mask."""
+        """Add a turn's prompt with the odds of the matching nouns; return their bit mask."""
         example.add(self.encoder.header("user", first=not game.turns))
         example.add([*self.encoder.text(turn_prompt(game, "short")), self.encoder.stop])
         example.add(self.encoder.header("assistant"))
@@ -161,7 +161,7 @@ class RiddleCorpus:
         """Add a guess.
 
         The noun's first token is trained on the odds of the matching nouns. Its other tokens are
-        trained on how the matching names that start with this token continue.
+        trained on the continuations of the matching names that start with it.
         """
         example.add(self.opening)
         name = self._reply(question)[len(self.opening) :]

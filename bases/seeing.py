@@ -1,9 +1,9 @@
 """Make a tiny vision model for tests: ``python -m bases.seeing out=FOLDER``.
 
 Saves a Qwen3-VL with random weights in Hugging Face format, together with an image processor and a
-tokenizer like ``evert-tiny``'s that also has image tokens. The model is untrained, smaller than a
-megabyte and takes a second to create, so it is not shipped: tests and benchmarks create one when
-they need it.
+tokenizer like ``evert-tiny``'s that also has image tokens. The model is untrained, takes less than
+a megabyte and can be created in a second, so it does not ship with evert: tests and benchmarks
+create one when they need it.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from bases.tokenizer import make_tokenizer
 
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-"""Qwen's tokens that surround an image and stand for its content."""
+"""The Qwen tokens that surround an image and stand for its content."""
 
 _WORDS = """
 What colour is the square? What is it? What do you see in the image? How many are there? Where?
@@ -34,7 +34,7 @@ PATCH = 8
 
 @chz.chz
 class SeeingConfig:
-    """Size and seed of the model, and where to save it."""
+    """The model's size and seed, and where to save it."""
 
     out: str = chz.field(doc="folder for the weights, the tokenizer and the image processor")
     seed: int = 0
@@ -89,7 +89,7 @@ def make_model(config: SeeingConfig, tokenizer: Any) -> Qwen3VLForConditionalGen
 
 
 _SPREAD = 0.06
-"""Standard deviation of the initial weights. A model this small learns faster than with 0.02."""
+"""Standard deviation of the initial weights. A small model learns faster with it than with 0.02."""
 
 _NAMES = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
 

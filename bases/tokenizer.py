@@ -1,4 +1,4 @@
-"""The tokenizers for the tiny bases. They are trained here and saved along with each base.
+"""Trains the tokenizers of the tiny base models. Each is saved along with its base.
 
 The tokenizer is a byte-level BPE. Its vocabulary is small enough that the embedding does not
 dominate the parameter count, and it still encodes any text losslessly.
@@ -34,7 +34,7 @@ MARKERS = (
 MAX_LENGTH = 8192
 
 # A token never spans two of these pieces. Digits are separate, so that every number has a unique
-# encoding; punctuation includes the space after it (": "), and words the space before (" high").
+# encoding. Punctuation includes the space after it (": "); a word, the space before it (" high").
 _PIECES = r"\n|[0-9]| ?[A-Za-z]+|[^\sA-Za-z0-9]+ ?|\s"
 
 _TOOLS_BEFORE = """# Tools
@@ -143,7 +143,7 @@ def make_tokenizer(text: str = _GAMES, size: int = VOCAB_SIZE) -> PreTrainedToke
     """Learn the merges and build the tokenizer. The result is deterministic.
 
     Args:
-        text: Text to train on. It is repeated, so that its words are the first to become tokens.
+        text: Text to train on. It is repeated so that its words become tokens first.
         size: Vocabulary size.
     """
     core = tokenizers.Tokenizer(tokenizers.models.BPE())

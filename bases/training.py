@@ -35,7 +35,7 @@ class MakingConfig:
     )
     start: str = chz.field(default="", doc="folder with initial weights (default: random weights)")
     habits: bool = chz.field(
-        default=False, doc="for the later stages of evert-tiny: games by players with habits"
+        default=False, doc="add games by players with habits (for evert-tiny's later stages)"
     )
     steps: int = chz.field(default=1200, doc="optimiser steps")
     warm_up: float = chz.field(default=0.12, doc="fraction of steps that use only short dialogues")
@@ -52,9 +52,9 @@ class Corpus(Protocol):
     """Draws the dialogues for each training step."""
 
     target_tokens: list[int]
-    """The tokens that ``DialogueExample.soft_targets`` gives probabilities for."""
+    """The tokens whose probabilities are in ``DialogueExample.soft_targets``."""
     odds_tokens: list[int]
-    """The tokens that ``DialogueExample.odds`` gives probabilities for."""
+    """The tokens whose probabilities are in ``DialogueExample.odds``."""
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
         """Draw the batches for one step; without ``whole_games``, only short dialogues."""
@@ -64,7 +64,7 @@ class Corpus(Protocol):
 def make_model(
     tokenizer: PreTrainedTokenizerBase, given: Mapping[str, int] | None = None
 ) -> Qwen3ForCausalLM:
-    """Build the model with random weights (torch's global seed); ``given`` overrides its sizes."""
+    """Build the model with random weights from torch's global seed. ``given`` overrides sizes."""
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": 128,
@@ -195,9 +195,9 @@ def _optimizers(model: Qwen3ForCausalLM, config: MakingConfig) -> list[Optimizer
 
 
 def _set_learning_rate(optimizers: list[Optimizer], done: float) -> None:
-    """Set the learning rates: a warm-up over the first 5% of steps, with cosine decay.
+    """Set the learning rates: a warm-up over the first 5% of steps, combined with cosine decay.
 
-    ``done`` is the fraction of steps that are completed.
+    ``done`` is the fraction of steps completed.
     """
     scale = min(1.0, done * 20 + 0.05) * (0.515 + 0.485 * math.cos(math.pi * done))
     for optimizer in optimizers:

@@ -5,8 +5,8 @@
 All rows train on reasoning-gym's one-digit sums, with the same warm-up, tasks, step count and
 learning rate. The score of a run is its mean training reward over the last five steps. If the score
 is less than half of the run's best five-step mean, the run is reported as collapsed. Runs already
-in the results folder are not repeated. Exits with 1 if a run in the first row, which uses the
-recipe's default settings, has not learned. ``--quick`` runs one step each and prints no table.
+in the results folder are not repeated. Exits with status 1 if a run in the first row, which uses
+the recipe's default settings, has not learned. ``--quick`` runs one step each and prints no table.
 """
 
 import sys
@@ -76,7 +76,7 @@ def collapsed(rewards: Sequence[float]) -> bool:
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
-    """Return the results table, with one row per setting."""
+    """Return the results table, one row per setting."""
     grid = Table(title=f"mean training reward over the last {LAST} steps (95 % over seeds)")
     for column in ("settings", "seeds", "last steps", "all steps", "end", "CPU s", "expected"):
         grid.add_column(column, no_wrap=True)

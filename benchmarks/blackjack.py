@@ -43,7 +43,7 @@ from evert.trainers.system.provenance import origin
 from evert.trainers.training.progress import quiet_progress_bars
 
 BAR = 0.03
-"""Maximum distance of a policy's return below basic strategy's."""
+"""How far a policy's return may fall below that of basic strategy."""
 
 FRESH = 1_000_000
 """First seed of the evaluated hands. Training uses seeds below 10,000."""
@@ -108,7 +108,7 @@ def best_return() -> float:
 
 
 def cost(told: str, said: str) -> float:
-    """Return the expected return that a reply gives up. An unreadable reply loses the game."""
+    """Return how much expected return a reply gives up. An unreadable reply loses the game."""
     found = re.search(r"Sum (\d+), (usable ace, )?dealer (\d+)\.", told)
     assert found is not None, told
     hand = int(found[1]), bool(found[2]), int(found[3])
@@ -160,7 +160,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def below(folder: Path, temperature: float, hands: int, console: Console) -> dict[str, float]:
-    """Return a policy's mean distance below basic strategy, the standard error, and the return."""
+    """Return the mean gap to basic strategy, its standard error, and the mean return."""
     given = {
         "tasks": "gymnasium:Blackjack-v1",
         "models": str(folder),

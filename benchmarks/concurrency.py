@@ -54,7 +54,7 @@ async def agent(client: AgentClient, turns: int = 2) -> float:
 
 
 async def bare_agent() -> None:
-    """Suspend like the agent, but without evert, to measure the baseline memory."""
+    """Suspend like the agent, but without evert, to measure baseline memory."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
     await asyncio.get_running_loop().create_future()
     messages.clear()
@@ -73,7 +73,7 @@ async def start(count: int) -> list[ChatAgentEnv]:
 
 
 async def time_phases(count: int) -> tuple[list[float], list[int]]:
-    """Return the seconds to start, step once and close, and what is left (see ``present``)."""
+    """Return how long starting, one step and closing take, and what is left (see ``present``)."""
     action = prompt_renderer(None).encode("997<|im_end|>")
     before = present()
     times = [time.perf_counter()]
@@ -90,7 +90,7 @@ async def time_phases(count: int) -> tuple[list[float], list[int]]:
 
 
 async def count_memory(count: int) -> tuple[float, float]:
-    """Return bytes per agent: while suspended (minus a bare agent), and left after closing."""
+    """Return bytes per agent: while suspended (minus a bare agent's), and not freed on closing."""
     await asyncio.gather(*(env.close() for env in await start(10)))  # fill caches first
     gc.collect()
     tracemalloc.start()
@@ -122,7 +122,7 @@ class Slow(TokenCompleter):
     """A policy that returns the same reply after a delay.
 
     Attributes:
-        most: Maximum number of concurrent calls so far.
+        most: Peak number of concurrent calls so far.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -9,8 +9,8 @@ differ in one argument: ``batch.data()`` gives all ten turns the episode's advan
 ``batch.data(gamma=0.0)`` computes each turn's advantage from that turn's reward alone.
 
 A run counts as solved when its mean reward over five steps reaches 0.9. Runs already in the results
-folder are not repeated. Exits with 1 if a run is not solved, or if per-turn credit takes more than
-half as many steps as per-episode credit, summed over seeds.
+folder are not repeated. Exits with status 1 if a run is not solved, or if per-turn credit takes
+more than half as many steps as per-episode credit, summed over seeds.
 """
 
 import argparse
@@ -83,7 +83,7 @@ async def learn(gamma: float | None, seed: int, most: int) -> list[float]:
 
 
 def is_solved(rewards: Sequence[float]) -> bool:
-    """Return whether the mean reward over the last steps is high enough."""
+    """Return whether the mean reward over the most recent steps is high enough."""
     return len(rewards) >= LAST and fmean(rewards[-LAST:]) >= SOLVED
 
 

@@ -4,9 +4,9 @@
 
 The game is guess-number with three types of tasks: a quarter are the original tasks, a quarter are
 hopeless (no guess is right), and half are solved (every guess is right). Hopeless and solved tasks
-give no learning signal. The same run (``evert train`` with the embedded engine, from the shipped
-base) is repeated with tasks in order and with ``sampler=evert:Curriculum``. The script prints the
-fraction of groups whose episodes have different rewards (the Cookbook's
+give no learning signal. The same run (``evert train`` with the embedded engine, starting from
+``evert-tiny``) is repeated with tasks in order and with ``sampler=evert:Curriculum``. The script
+prints the fraction of groups whose episodes have different rewards (the Cookbook's
 ``env/all/by_group/frac_mixed``), over all steps. The benchmark fails if the sampler does not at
 least double this fraction.
 """

@@ -3,7 +3,7 @@
     python benchmarks/drift.py [--quick] [--tidy] [--only compacting codex] [--episodes 8]
 
 The agents run unchanged, but the model is scripted. It writes thoughts, uses unusual whitespace in
-every second tool call, and splits 2% of its tokens in two, as happens when sampling at temperature
+every other tool call, and splits 2% of its tokens in two, as happens when sampling at temperature
 1. With ``--tidy`` it writes exactly like a chat template. The same episodes are counted in four
 ways. The last three render each prompt from the agent's messages, like a trainer that stores only
 messages:
@@ -94,7 +94,7 @@ TOOLS: Any = [{"type": "function", "function": {"name": "page", "parameters": NU
 
 
 async def compacting(client: AgentClient, task: str) -> float:
-    """Read pages with a tool, replacing the history with a summary when it gets long."""
+    """Read pages with a tool, replacing the history with a summary when it gets too long."""
     begin: list[Any] = [{"role": "user", "content": task}]
     messages, read = begin, 0
 
@@ -273,7 +273,7 @@ def from_text(played: Played, prompts: PromptRenderer) -> Datum:
 
 
 def kept(turn: Transition, datum: Datum) -> int:
-    """Count how many of a turn's tokens a datum trains on.
+    """Return how many of a turn's tokens a datum trains on.
 
     The count is 0 unless the datum starts with the turn's prompt.
     """
@@ -283,7 +283,7 @@ def kept(turn: Transition, datum: Datum) -> int:
 
 
 def count(pairs: Sequence[tuple[list[Transition], list[Datum]]], rendered: int) -> dict[str, int]:
-    """Return a table row, given the sampled turns and the data of each episode."""
+    """Return a table row for the sampled turns and the data of each episode."""
     sampled = sum(len(turn.ac.tokens) for turns, _ in pairs for turn in turns)
     trained = sum(max(kept(turn, one) for one in data) for turns, data in pairs for turn in turns)
     every = [datum for _, data in pairs for datum in data]

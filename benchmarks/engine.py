@@ -6,11 +6,11 @@
 All methods use the same model, prompts and reply lengths. Sampling is timed with
 ``transformers.generate`` one prompt at a time, with a single ``generate`` call on the padded batch,
 and with the engine's sampler, which gets one request per prompt, as in rollouts. ``generate`` has
-to continue the padded batch until the longest reply is done, but only requested tokens count.
+to continue the padded batch until the longest reply is done, but only the requested tokens count.
 Training is compared with a plain loop over padded batches. It uses the same loss, and a PEFT
 adapter if the engine trains an adapter. Sequences share a prefix in groups of eight, or not at all.
-Ratios are computed within a round; the table shows the median and range over rounds. Exits with 1
-if a run fails or produces the wrong number of tokens.
+Ratios are computed within a round; the table shows the median and range over rounds. Exits with
+status 1 if a run fails or produces the wrong number of tokens.
 """
 
 import argparse
@@ -48,7 +48,7 @@ RANK = 8
 """LoRA rank, if an adapter is trained."""
 REPLY_MIXED = (8, 56)
 GROUP, SHARED = 8, 64
-"""Number of sequences that share a prefix, and the prefix length in tokens."""
+"""Number of sequences sharing a prefix, and the prefix length in tokens."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def least_seconds(model: Any, work: Work) -> float:
 
 
 def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> Table:
-    """Measure sampled tokens per second for each batch size."""
+    """Measure sampling speed in tokens per second for each batch size."""
     table = Table(
         "batch", "replies", "one by one", "padded batch", "engine", "x one by one", "x padded",
         "of the limit",
@@ -231,7 +231,7 @@ def measure_sampling(model: Any, new_client: Any, args: argparse.Namespace) -> T
 
 
 def measure_training(model: Any, client: Any, args: argparse.Namespace) -> Table:
-    """Measure trained tokens per second for each batch size."""
+    """Measure training speed in tokens per second for each batch size."""
     columns = ("batch", "prefixes", "plain loop", "engine", "x plain")
     table = Table(*columns, title="Trained tokens per second")
     if model.num_parameters() >= SMALL_MODEL_PARAMETERS:
@@ -270,7 +270,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch CPU threads (default: 1)")
     parser.add_argument(
-        "--model", default=BASE_MODEL, help="folder or cached Hub name (default: the shipped base)"
+        "--model", default=BASE_MODEL, help="folder or cached Hub name (default: evert-tiny)"
     )
     parser.add_argument("--dtype", default="float32", help="weight dtype (default: float32)")
     parser.add_argument("--sizes", type=int, nargs="+", help="batch sizes")

@@ -1,11 +1,11 @@
-"""Run five public experiments with small models, and show the published results next to them.
+"""Run five public experiments with small models, and show the published results for comparison.
 
     python benchmarks/experiments.py [--only reverse_text] [--seeds 0 1 2] [--plot docs/results.png]
 
 Each run is ``evert train`` in ``examples/`` with the settings of a row and a seed. If the row has a
 warm-up, ``evert evaluate`` then scores the untrained model. Scores are mean rewards on held-out
-tasks at temperature 1. Runs already in the results folder are not repeated. Exits with 1 if the
-mean over seeds is outside the row's accepted interval. ``--quick`` runs one step and checks no
+tasks at temperature 1. Runs already in the results folder are not repeated. Exits with status 1 if
+the mean over seeds is outside the row's accepted interval. ``--quick`` runs one step and checks no
 interval. Download SmolLM2 with ``make .models/smollm2``. ``benchmarks/README.md`` explains how to
 get ``.models/qwen-coder``.
 """

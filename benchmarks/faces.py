@@ -12,7 +12,7 @@ Over HTTP, milliseconds per conversation with the same aiohttp client, renderer 
     cookbook   the Cookbook's chat proxy
 
 Finally, the benchmark plays 1,000 concurrent rollouts over HTTP. Lost or mixed-up calls are errors.
-Files, threads and tasks that are left at the end are counted.
+Files, threads and tasks left over at the end are counted.
 
     python benchmarks/faces.py [--quick] [--sdk-turns 1 3 10] [--turns 10 100] [--repeats 5]
                                [--rollouts 1000]
@@ -201,7 +201,7 @@ async def http_evert(turns: int) -> float:
 
 
 class Sampling:
-    """The scripted policy as a sampling client for the Cookbook's proxy."""
+    """Makes the scripted policy a sampling client for the Cookbook's proxy."""
 
     def __init__(self) -> None:
         renderer = default_renderer()

@@ -12,8 +12,8 @@ Without CUDA, everything runs with small shapes on the stand-in device from
 ``tests/trainers/engine/standin.py``, which computes on the CPU. This checks that the benchmark
 works and that the numbers are correct, but says nothing about speed.
 
-Exits with 1 if a row failed. A row fails if there is an error, if a number is too far from its
-reference, or if the host waits for the device too often.
+Exits with status 1 if a row failed. A row fails if there is an error, if a number is too far from
+its reference, or if the host waits for the device too often.
 """
 
 import argparse
@@ -48,7 +48,7 @@ from torch.nn import functional as F
 ROOT = Path(__file__).resolve().parent.parent
 
 SDKS = ("tinker", "tinker_cookbook")
-"""Packages that the engine's modules import, but that only a full run really uses."""
+"""Packages that the engine's modules import, but that only a full run actually uses."""
 
 MISSING = [name for name in SDKS if importlib.util.find_spec(name) is None]
 """The SDKs that are not installed. Must be computed before ``_SomeSdk`` fakes them."""
@@ -68,7 +68,7 @@ class _SomeSdk(MetaPathFinder, Loader):
     """Replaces missing SDKs with fake modules whose classes accept any fields."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        """Return a spec for a module of a missing SDK."""
+        """Return a spec for a module that belongs to a missing SDK."""
         is_sdk = fullname.partition(".")[0] in MISSING
         return ModuleSpec(fullname, self, is_package=True) if is_sdk else None
 
@@ -210,7 +210,7 @@ class Bench:
 
     @contextmanager
     def waits(self) -> Iterator[list[Any]]:
-        """Yield a list that gets an entry each time the host waits for the device."""
+        """Yield a list that grows by one entry each time the host waits for the device."""
         if self.standin:
             found: list[Any] = []
             before = len(self.standin.waits)
@@ -267,7 +267,7 @@ class Adapter(nn.Module):
 
 
 def make_base(shape: str, dtype: torch.dtype, device: torch.device, *, far: bool = False) -> Any:
-    """Return a model with random weights. ``far`` makes them larger, so that errors are visible."""
+    """Return a model with random weights; ``far`` makes them large, so that errors show up."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     options = {"tie_word_embeddings": False, "max_position_embeddings": 4096}
@@ -358,7 +358,7 @@ def logprobs_by(model: Any, row: Sequence[int]) -> np.ndarray:
 
 
 def far_from(found: Sequence[float] | np.ndarray, reference: Any, row: Sequence[int]) -> float:
-    """Return the largest error of ``found``, the log-probabilities of the row's last tokens."""
+    """Return the largest error in ``found``, the log-probabilities of the row's last tokens."""
     return float(np.abs(np.asarray(found) - logprobs_by(reference, row)[-len(found) :]).max())
 
 

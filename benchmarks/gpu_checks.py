@@ -9,8 +9,9 @@
 
 The parts run in this order, each with a time limit. A part that exceeds its limit is stopped and
 counts as failed; its files are kept. The output of each part goes to a file in the results folder.
-Exits with 1 if a part failed. ``--device cpu`` is a dry run without a GPU: it uses the stand-in and
-trains for two steps only. ``benchmarks/README.md`` explains how to get ``.models/qwen-coder``.
+Exits with status 1 if a part failed. ``--device cpu`` is a dry run without a GPU: it uses the
+stand-in and trains for two steps only. ``benchmarks/README.md`` explains how to get
+``.models/qwen-coder``.
 """
 
 import argparse

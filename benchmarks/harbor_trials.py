@@ -75,7 +75,7 @@ def held() -> int:
 
 @contextmanager
 def watched() -> Iterator[list[int]]:
-    """Yield the peak memory and the peak number of processes."""
+    """Yield the peak memory and peak number of processes."""
     peaks, over = [0, 0], Event()
 
     def look() -> None:

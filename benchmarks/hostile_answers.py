@@ -3,10 +3,10 @@
     python benchmarks/hostile_answers.py [--quick] [--answers 3000] [--seed 1] [--only countdown]
 
 Half of the answers come from a list: powers, exponents, deeply nested brackets, code, numbers with
-thousands of digits, and texts that make regular expressions backtrack. The other half are correct
-answers in which numbers or symbols are replaced with such texts. Each answer is a policy's reply in
-an episode, and two episodes are played concurrently. Before that, each generator plays one episode
-with the correct answer, so that its scorer's imports are not measured.
+thousands of digits, and strings that make regular expressions backtrack. The other half are correct
+answers in which numbers or symbols are replaced with such strings. Each answer is a policy's reply
+in an episode, and two episodes are played concurrently. Before that, each generator plays one
+episode with the correct answer, so that its scorer's imports are not measured.
 
 The benchmark fails if an answer takes more than 5 s from reply to reward, if the event loop's
 thread is blocked for 0.25 s of CPU time, if an episode fails, if an answer creates a file, or if a
@@ -87,7 +87,7 @@ class Found:
 
     Attributes:
         seconds: For each answer, the seconds from reply to reward, the generator and the text.
-        stopped: How often the scorer was stopped, per generator.
+        stopped: How often each generator's scorer was stopped.
         stall: The longest stall of the event loop, in CPU seconds of its thread.
         failures: The errors that episodes raised.
     """
@@ -108,7 +108,7 @@ class Found:
 
 
 class Sampler(TokenCompleter):
-    """A policy with one fixed reply, tokenized in a thread. ``said`` is when it replied."""
+    """A policy with one fixed reply, tokenized in a thread. ``said`` is the time of its reply."""
 
     def __init__(self, reply: str) -> None:
         self.reply = reply
@@ -125,7 +125,7 @@ class Sampler(TokenCompleter):
 
 
 async def played(agent: Reasoning, reply: str, task: int) -> tuple[float, bool]:
-    """Return the seconds from reply to reward, and whether the scorer was stopped."""
+    """Return the time from reply to reward in seconds, and whether the scorer was stopped."""
     sampler = Sampler(reply)
     trajectory = await do_single_rollout(sampler, ChatAgentEnv(agent, task))
     took = time.monotonic() - sampler.said
@@ -178,7 +178,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.quick:
         options.answers = 105
-    warnings.simplefilter("ignore")  # raised when importing reasoning-gym
+    warnings.simplefilter("ignore")  # importing reasoning-gym emits some
     found = Found()
     asyncio.run(attack(options, found))
     [server] = psutil.Process().children()

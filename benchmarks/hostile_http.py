@@ -7,8 +7,8 @@ mutated requests, wrong keys, another rollout's key, partial requests, several r
 write, and bodies that are compressed, truncated or of the wrong length. Some don't read the
 response, and some reset the connection. Meanwhile, rollouts of ten turns use the same server. Each
 reply in a rollout contains the turn number. The benchmark fails if an attacker receives a 5xx or a
-reply that belongs to one of these rollouts, if a call of a rollout fails or receives the wrong
-reply, or if a socket is left at the end.
+reply that belongs to one of these rollouts, if a rollout's call fails or receives the wrong reply,
+or if a socket is left at the end.
 """
 
 import argparse
@@ -55,7 +55,7 @@ HEADERS = [
     "Connection: close", "x: \0", "x : y", f"x: {'y' * 9000}", "Origin: http://evil.example",
 ]  # fmt: skip
 SECRET = "private-"
-"""Prefix of every reply to the rollouts."""
+"""Prefix of every reply that the rollouts receive."""
 
 
 # -- the rollouts ----------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""Measure the coverage of the 95% intervals in tables and figures, for shares and means.
+"""Measure the coverage of the 95% intervals in tables and plots, for success rates and means.
 
-Each draw simulates the episodes of some tasks and computes the interval. For shares, there are
-three cases. In "free", the episodes of a task are independent. In "alike", all episodes of a task
-have the same result, as in greedy play. In "half", half of the tasks are like "free" and half are
-like "alike". For means, the rewards of the tasks are normally or uniformly distributed.
+Each draw simulates the episodes of some tasks and computes the interval. For success rates, there
+are three cases. In "free", the episodes of a task are independent. In "alike", all episodes of a
+task have the same result, as in greedy play. In "half", half of the tasks are like "free" and half
+are like "alike". For means, the rewards of the tasks are normally or uniformly distributed.
 
     python benchmarks/intervals.py [--quick] [--method evert|bootstrap|errors] [--draws 2000]
 
@@ -37,7 +37,7 @@ REWARDS: dict[str, Callable[[random.Random], float]] = {
     "normal": lambda rng: rng.gauss(0.5, 0.2),
     "uniform": lambda rng: rng.random(),
 }
-"""Column name -> draws the reward of a task; the mean is 0.5."""
+"""Column name -> function that draws a task's reward; the mean is 0.5."""
 LEAST = {"normal": 0.93, "uniform": 0.9}
 
 Interval = Callable[..., tuple[float, float] | None]

@@ -2,8 +2,8 @@
 
     python benchmarks/kill9.py [--runs 30] [--seed 0] [--signal KILL|TERM|INT] [--quick]
 
-Half of the moments are spread evenly over the run. The others are a few milliseconds after a file
-appears in the run folder (a draft, the first checkpoint, the result), so that short phases are
+Half of the moments are spread evenly over the run. The others are a few milliseconds after some
+file appears in the run folder (a draft, the first checkpoint, the result), so that short phases are
 interrupted, too. 40% of the runs are stopped a second time while they resume. The same command is
 then repeated until it succeeds, and the run is compared with an uninterrupted one: the metrics of
 every step (except times), the held-out scores and the checkpoints must be the same, with no step
@@ -139,7 +139,7 @@ class Stopped:
 
     folder: Path
     moments: list[str]
-    """When it was stopped, and the last phase it had reached."""
+    """When it was stopped each time, and the last phase it had reached."""
     commands: int = 0
     problems: tuple[str, ...] = ()
 
@@ -148,7 +148,7 @@ def stop_and_go_on(
     folder: Path, stops: Sequence[Moment], number: signal.Signals, whole: dict[str, Any],
     settings: Sequence[str] = SETTINGS,
 ) -> Stopped:  # fmt: skip
-    """Stop a run at each moment, resume it until it ends, and compare its state with ``whole``."""
+    """Stop a run at each moment, resume it until it completes, and compare it with ``whole``."""
     run, left = Stopped(folder, []), list(stops)
     while run.commands < TRIES:
         run.commands += 1

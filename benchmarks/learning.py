@@ -1,4 +1,4 @@
-"""Train every game from the shipped bases over several seeds, and check that it is learned.
+"""Train the bundled base models on every game with several seeds, and check that they learn it.
 
     python benchmarks/learning.py [--quick] [--games identity guess_number] [--seeds 3]
 

@@ -4,14 +4,15 @@
 
 Each measurement runs in a separate process:
 
-- How much memory do a float32 base with 55M parameters, a trained adapter and its samplers take,
-  relative to the size of the base? The process first does the same with the shipped base, so that
-  imports don't count. Target: 1.6 times the base's size, with one trainer and two samplers.
-- How much memory does a process need at peak for a training pass over one datum of 8,192 tokens
-  with Qwen3's vocabulary of 151,936, for an adapter and for all weights? Target: 4 GB with imports.
+- How much memory do a float32 base model with 55M parameters, a trained adapter and its samplers
+  take, relative to the base model's size? The process first does the same with ``evert-tiny``, so
+  that imports don't count. Target: 1.6 times that size, with one trainer and two samplers.
+- What is the peak memory of a process during a training pass over one datum of 8,192 tokens with
+  Qwen3's vocabulary of 151,936, for an adapter and for all weights? Target: 4 GB, including
+  imports.
 
-The models have random weights, which makes no difference here. Exits with 1 if a result misses its
-target.
+The models have random weights, which makes no difference here. Exits with status 1 if a result
+misses its target.
 """
 
 import argparse
@@ -51,7 +52,7 @@ WIDE = {
 
 
 def make_model(folder: Path, sizes: dict[str, int]) -> str:
-    """Save a randomly initialized Qwen3 with the shipped base's tokenizer."""
+    """Save a randomly initialized Qwen3 with the tokenizer of ``evert-tiny``."""
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     config: Any = Qwen3Config

@@ -217,7 +217,7 @@ def holder_of_many(kind: str, count: int) -> Callable[[AgentClient], Any]:
 
 
 async def first_and_last(kind: str, count: int) -> tuple[float, float]:
-    """Return the median microseconds of the first fifty and last fifty of ``count`` calls."""
+    """Return the median microseconds per call, for the first and last fifty of ``count`` calls."""
     env = ChatAgentEnv(holder_of_many(kind, count))
     action = (await Scripted()()).tokens
     await env.initial_observation()
@@ -245,7 +245,7 @@ async def many_conversations(count: int, repeats: int) -> Table:
 
 
 def template_renderer(template: str) -> TemplateRenderer:
-    """Return a renderer for a chat template, with the shipped base's tokenizer."""
+    """Return a renderer for a chat template, with the tokenizer of ``evert-tiny``."""
     tokenizer = copy.deepcopy(base_tokenizer())
     tokenizer.chat_template = template
     return TemplateRenderer(tokenizer)

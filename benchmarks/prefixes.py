@@ -6,8 +6,9 @@
 Each case runs on two samplers with the same weights. One of them has no cache and only shares
 identical prompts. "distinct" is the number of tokens that must be computed at least once: the nodes
 in the trie of all prompts. Times are medians over rounds, and ratios are computed within a round.
-Exits with 1 if more than 1.1 times the distinct tokens are computed, if the greedy replies of the
-two samplers differ, or if sharing does not make many prompts with one long prefix 8 times as fast.
+Exits with status 1 if more than 1.1 times the distinct tokens are computed, if the greedy replies
+of the two samplers differ, or if sharing does not make many prompts with one long prefix 8 times as
+fast.
 
 ``--parts`` runs the cases with all optimizations, and with one of them disabled at a time. The
 optimizations are a cache between calls, computing the common prefixes of a call first, and storing
@@ -48,7 +49,7 @@ Prompt = list[int]
 
 @dataclass
 class Run:
-    """Result of a case on one sampler."""
+    """The result of running a case on one sampler."""
 
     computed: int
     """Prompt tokens computed by the model."""
@@ -170,7 +171,7 @@ def compare(case: Case, rounds: Sequence[tuple[Run, Run]], table: Table) -> list
 
 
 def new_client(training: Any, share: int) -> Any:
-    """Return a sampler whose new prefix cache holds 1/``share`` of the key-value cache's tokens."""
+    """Return a sampler with a new prefix cache for 1/``share`` of the key-value cache's tokens."""
     usual, frozen._PREFIX_SHARE = frozen._PREFIX_SHARE, share
     try:
         client = training.save_weights_and_get_sampling_client().result()

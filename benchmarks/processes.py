@@ -7,10 +7,10 @@ Each row is a command that tries to leave processes behind. It is stopped in fou
     SIGTERM       the trainer receives SIGTERM while all commands are running
     SIGKILL       the same with SIGKILL, which the trainer cannot handle
 
-A process that still exists a second later counts as a failure, as does an episode folder after five
-seconds. The commands run without a sandbox, because a sandbox would stop these processes anyway.
-The last lines show the cost of a command that does nothing, without and with a sandbox.
-``commands.py`` checks what is left by many harmless commands.
+A process that still exists a second later counts as a failure, as does an episode folder that still
+exists after five. The commands run without a sandbox, because a sandbox would stop these processes
+anyway. The last lines show the cost of a command that does nothing, without and with a sandbox.
+``commands.py`` checks what many harmless commands leave behind.
 
     python benchmarks/processes.py [--quick] [--times 20]
 """
@@ -200,7 +200,7 @@ def killed(names: list[str], number: signal.Signals, sandbox: bool = False) -> d
 
 
 async def supervised(count: int, sandbox: bool | None = None) -> float:
-    """Return the median seconds of a no-op command (default: in a sandbox if possible)."""
+    """Return how long a no-op command takes (median seconds; in a sandbox if possible)."""
     times = []
     for _ in range(count):
         start = time.perf_counter()
@@ -210,7 +210,7 @@ async def supervised(count: int, sandbox: bool | None = None) -> float:
 
 
 def plainly(count: int) -> float:
-    """Return the median seconds of the same command without evert."""
+    """Return how long the same command takes without evert (median seconds)."""
     times = []
     for _ in range(count):
         start = time.perf_counter()

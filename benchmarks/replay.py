@@ -2,15 +2,16 @@
 
     python benchmarks/replay.py [--quick]
 
-The shipped base plays two agents in the engine, with 64 concurrent episodes as in training, and
+``evert-tiny`` plays two agents in the engine, with 64 concurrent episodes as in training, and
 every rollout is recorded. The rollouts are then replayed one by one; the time includes reading the
 file. In both cases the agent runs, prompts are rendered and replies are parsed. A replay therefore
-saves only the time for sampling, which is shorter for the shipped base than for larger models.
+saves only the time for sampling, which is shorter for ``evert-tiny`` than for larger models.
 
     chat            four replies of up to 64 tokens, about one or two sentences each
     guess-number    ten replies of six tokens, so there is little to save
 
-Exits with 1 if a transition differs, or if replaying the chat is not 20 times as fast as sampling.
+Exits with status 1 if a transition differs, or if replaying the chat is not 20 times as fast as
+sampling.
 """
 
 import argparse

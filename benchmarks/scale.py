@@ -84,7 +84,7 @@ class Costs:
     request_bytes: int
     """Size of a request and its response."""
     group_bytes: float
-    """Size of a worker's results, per turn."""
+    """Size of a worker's results per turn."""
     task_bytes: int
     """Size of a worker's task, per group."""
 
@@ -159,7 +159,7 @@ class Instant:
         return SimpleNamespace(future=lambda: future)
 
     def get_base_model(self) -> str:
-        """Return the name of the default base."""
+        """Return the name of the default base model."""
         return "evert-tiny"
 
 
@@ -197,7 +197,7 @@ def throughput(episodes: int, delay: float, demands: Sequence[float]) -> tuple[f
 
     Args:
         episodes: Number of episodes in the network.
-        delay: Seconds per turn that involve no queueing.
+        delay: Seconds per turn that are spent without queueing.
         demands: Seconds per turn at each station. A station serves one episode at a time.
     """
     rate, waiting = 0.0, [0.0] * len(demands)
@@ -261,7 +261,7 @@ WAYS = {"service": "from the trainer", "samplers": "from other servers"}
 
 
 def plot(results: Mapping[str, Mapping[int, Outcome]], path: Path) -> None:
-    """Plot turns per second by number of machines."""
+    """Plot turns per second against the number of machines."""
     figure, [axes] = new_figure(6.5, 4.0)
     for colour, (way, found) in zip(COLOURS, results.items(), strict=False):
         x, y = [*found], [each.turns for each in found.values()]

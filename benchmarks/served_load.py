@@ -17,7 +17,7 @@ score   Two trained agents each play 480 episodes with ``evert evaluate``, and 4
 
 ``cpu`` and ``memory`` measure a server in another process that uses a scripted model. For
 ``memory``, its limits are so low that it already drops conversations in the first tenth. Exits with
-1 if a result misses its target.
+status 1 if a result misses its target.
 """
 
 import argparse
@@ -76,11 +76,11 @@ TURNS = 40
 MOST_COMPUTED = 0.2
 MOST_MILLISECONDS = 0.5
 KEPT_AT_ONCE = 3000
-MOST_MORE = 0.2  # extra milliseconds allowed with many conversations, about the noise level
+MOST_MORE = 0.2  # extra milliseconds allowed with many conversations; about the noise level
 MOST_GROWTH = 1.03
 ERRORS = Console(stderr=True)
 
-Bars = list[tuple[str, str, str, bool]]  # description, measured value, target, is met
+Bars = list[tuple[str, str, str, bool]]  # description, measured value, target, whether it is met
 
 
 class Server:
@@ -138,7 +138,7 @@ def logged(client: Any, renderer: Any, context: int) -> Iterator[tuple[PolicySer
 
 
 def differing(log: Sampled) -> int:
-    """Count the prompt and reply ids that are different in the next prompt."""
+    """Count the prompt and reply ids that differ in the next prompt."""
     count = 0
     for (before, reply), (after, _) in itertools.pairwise(log):
         whole = before + reply
@@ -260,7 +260,7 @@ async def _cpu(server: Server, quick: bool) -> Bars:
 
 
 def _extra(times: list[tuple[float, float]]) -> float:
-    """Return how much longer a chat request takes than one with token ids, on average."""
+    """Return how much longer a chat request takes on average than one with token ids."""
     return statistics.mean(chat_time - ids_time for chat_time, ids_time in times)
 
 
@@ -274,7 +274,7 @@ def cpu(quick: bool, _: int) -> Bars:
 
 
 class Load:
-    """Clients that converse, disconnect and attack. Counts statuses and leaked texts."""
+    """Clients that converse, disconnect and attack. Counts statuses and leaked text."""
 
     def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
         self._server, self._session = server, session
@@ -306,7 +306,7 @@ class Load:
                 client.hear(answer)
 
     async def attack(self, client: Client, length: int) -> None:
-        """Send a hostile request with texts of the given length."""
+        """Send a hostile request with strings of the given length."""
         await self._send(client, *hostile(self._draw, client.mark, length))
 
     async def _send(
@@ -334,7 +334,7 @@ class Load:
 async def _memory(server: Server, requests: int) -> Bars:
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         load, sizes, start = Load(server, session), list[float](), time.perf_counter()
-        # Send the longest texts first. The allocator then keeps enough memory for later peaks, so
+        # Send the longest strings first. The allocator then keeps enough memory for later peaks, so
         # that these don't count as growth.
         first = Client(0, random.Random(0))
         await at_once([load.attack(first, 100_000) for _ in range(requests // 100)])

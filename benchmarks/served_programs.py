@@ -112,7 +112,7 @@ SECRET = re.compile(r"mark\d{7}")
 
 
 class Client:
-    """A client that uses one API and puts its own mark into its texts."""
+    """A client that uses one API and puts its own mark in its texts."""
 
     def __init__(self, number: int, draw: random.Random) -> None:
         self.mark, self._draw = f"mark{number:07}", draw

@@ -46,11 +46,11 @@ class Script:
         threading.Thread(target=self._work, daemon=True).start()
 
     def get_base_model(self) -> str:
-        """Return the name of the shipped base."""
+        """Return the name of the default base model."""
         return BASE_MODEL
 
     def get_tokenizer(self) -> Any:
-        """Return the shipped base's tokenizer."""
+        """Return the default base model's tokenizer."""
         return base_tokenizer()
 
     def sample(self, prompt: types.ModelInput, count: int, params: object) -> Any:

@@ -5,9 +5,9 @@
 This process plays concurrent episodes with its own sampling client. The worker processes play the
 same number of episodes in total, with a client of the policy service for the same weights. Each
 round plays both, in alternating order. The table shows the sampled tokens per second (median over
-rounds), and the median and range of the per-round ratio. Model, seeds and prompts are the same, so
-both sample about the same number of tokens. Exits with 1 if a run fails or a median ratio is below
-the target.
+rounds), and the median and range of the per-round ratio. The model, seeds and prompts are the same,
+so both sample about the same number of tokens. Exits with status 1 if a run fails or a median ratio
+is below the target.
 """
 
 import argparse
@@ -38,7 +38,7 @@ GAMES = {"identity": (identity_agent, 16), "guess-number": (guess_number_agent, 
 """Name -> agent and maximum tokens per reply."""
 
 GIVE_UP = 600.0
-"""Seconds without work after which a worker exits."""
+"""Idle time in seconds before a worker exits."""
 
 
 async def play(game: str, client: Any, tasks: Sequence[int]) -> int:

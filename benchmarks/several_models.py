@@ -31,11 +31,11 @@ MEASURES = {
     "compressor/reward": "compressor's reward",
     "reconstructor/gain": "reconstructor's gain",
 }
-"""Information in a code, in nats: minus the cost in the reward, without the cost in the gain."""
+"""Information in a code, in nats. The reward subtracts the cost of the code, the gain doesn't."""
 MOST_TOLD = 9.1
-"""Nats in a four-digit number (ln 9000). No code can carry more information."""
+"""Information in a four-digit number, in nats (ln 9000). No code can carry more."""
 FIRST, LAST = 2, 5
-"""Number of first and last steps to average."""
+"""How many of the first and of the last steps are averaged."""
 
 
 def play(seed: int, steps: int, folder: Path) -> list[dict[str, Any]]:

@@ -3,16 +3,16 @@
     python benchmarks/soak.py [--quick] [--episodes 100000] [--workers 8]
 
 One event loop plays async agents, threads, SDKs, loopback HTTP, tools, branches, seats, groups,
-frozen models, errors, cancellations, timeouts, commands, and 2 MB texts in every type of message
+frozen models, errors, cancellations, timeouts, commands, and 2 MB strings in every type of message
 part. Resident memory is measured every second, excluding free memory that the allocator retains. A
 heartbeat on the same loop measures how long the loop is blocked.
 
 First, each type of episode is played alone, to measure how long one agent can block the loop. Then
-all types are mixed, with several concurrent episodes, of which at most one has long texts.
+all types are mixed, with several concurrent episodes, at most one of which has long strings.
 
 The benchmark fails if memory grows by 2% after the first minute, if a task, thread, descriptor,
 child process or folder is left, or if one agent blocks the loop for 100 ms. Only the CPU time of
-this process, in any thread, counts as a stall; in the rest of the time, other processes ran.
+this process, in any thread, counts as a stall; the rest of the time, other processes were running.
 """
 
 import argparse
@@ -55,7 +55,7 @@ BEAT = 0.005
 """Seconds between heartbeats."""
 
 WINDOW = 15
-"""Number of memory measurements over which the compared medians are taken."""
+"""Number of memory samples behind each of the medians being compared."""
 
 ALONE = 3
 """Number of episodes of each type that are played alone."""
@@ -64,7 +64,7 @@ SHOWN = 4
 """Number of stalls to print."""
 
 LONG = 2_000_000
-"""Length of a long text in characters."""
+"""Length of a long string in characters."""
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -194,7 +194,7 @@ async def asks_a_judge(client: Any) -> float:
 
 
 def long_requests(length: int) -> dict[str, dict[str, Any]]:
-    """Return one request per message part, with a text of ``length`` characters in that part."""
+    """Return one request per message part, with a string of ``length`` characters in that part."""
     text, many = "word " * (length // 5), length // 100
     properties = {f"field_{n}": {"type": "string"} for n in range(many)}
     schema = {"type": "object", "properties": properties}
@@ -235,7 +235,7 @@ class LongReplies(TokenCompleter):
 
 
 async def sends_much(client: Any, request: dict[str, Any]) -> float:
-    """Send a long request, then the same with one more turn."""
+    """Send a long request, then the same conversation with one more turn."""
     messages, rest = request["messages"], {k: v for k, v in request.items() if k != "messages"}
     completion = await client.chat.completions.create(messages=messages, **rest)
     again = [*messages, completion.choices[0].message, user("and?")]
@@ -296,7 +296,7 @@ class Kind:
 
     Attributes:
         share: Relative frequency. The values add up to roughly ten thousand.
-        play: Plays it and returns the number of episodes.
+        play: Function that plays it and returns the number of episodes.
         fails: Whether it is expected to raise an exception.
     """
 
@@ -306,7 +306,7 @@ class Kind:
 
 
 def kinds(length: int) -> dict[str, Kind]:
-    """Return all types of episodes by name, with long texts of ``length`` characters."""
+    """Return all types of episodes by name, with long strings of ``length`` characters."""
     replies, alone = LongReplies("word " * 20_000), asyncio.Lock()
     command = ProcessAgent([sys.executable, "-S", "-c", COMMAND])
     return {
@@ -339,7 +339,7 @@ def kinds(length: int) -> dict[str, Kind]:
 async def long(
     agent: Any, request: Any, policy: Any, alone: asyncio.Lock, rng: random.Random
 ) -> int:
-    """Play an episode with a long request, which the policy ignores. Only one runs at a time."""
+    """Play an episode whose long request the policy ignores. Only one runs at a time."""
     async with alone:
         return await rollout(agent, request, policy=policy)
 
@@ -393,7 +393,7 @@ class Watch:
         return max((stall for stall, *_ in self.stalls), default=0.0)
 
     def growth(self, warm_up: float) -> float:
-        """Return the relative memory growth since the warm-up."""
+        """Return the relative growth of memory since the warm-up."""
         sizes = [size for when, size in self.memory if when >= warm_up]
         if len(sizes) < 2:
             return 0.0
@@ -453,7 +453,7 @@ async def alone(table: dict[str, Kind], rng: random.Random) -> Watch:
 
 @dataclass
 class Seen:
-    """Results of playing each type alone and all types mixed, and of ``held`` before and after."""
+    """Results for each type alone and for all types mixed, and ``held`` before and after."""
 
     alone: Watch
     mixed: Watch

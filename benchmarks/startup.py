@@ -3,10 +3,9 @@
     python benchmarks/startup.py [--quick] [--repeats 5]
 
 Each row is a complete process. The table shows the fastest repeat in wall-clock seconds, in CPU
-seconds, and relative to the CPU time of ``python -c pass``. An extra first run, which is not
-measured, loads the files into the disk cache. The benchmark fails if a process takes more than 2
-CPU seconds (about the same as wall-clock seconds on an idle machine), or exits with the wrong
-status.
+seconds, and relative to the CPU time of ``python -c pass``. An extra unmeasured first run loads the
+files into the disk cache. The benchmark fails if a process takes more than 2 CPU seconds (about the
+same as wall-clock seconds on an idle machine), or exits with the wrong status.
 """
 
 import argparse
@@ -42,7 +41,7 @@ LINES = {
 
 
 def measure(command: list[str], folder: str, repeats: int, status: int) -> tuple[float, float]:
-    """Return the minimum wall-clock and CPU seconds of a process, after a warm-up run.
+    """Return the minimum wall-clock and CPU time of a process in seconds, after a warm-up run.
 
     Raises:
         RuntimeError: If it exits with a different status.

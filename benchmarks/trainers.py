@@ -10,8 +10,8 @@ The four are ``evert train``, the loop from ``docs/own-loop.md``, verl's unmodif
 the CPU, for 30 steps of 8 tasks with 8 episodes each. Rewards and step times are taken from the
 trainer's own log, printed and saved. The benchmark fails if a run fails, or if its mean reward over
 the last five steps is below 0.95. ``--model .models/smollm2`` trains an adapter for a real model
-instead, with 12 steps of 12 tasks on two threads. This excludes verl, because that example only
-supports the shipped base.
+instead, with 12 steps of 12 tasks on two threads. This excludes verl, because that example supports
+only ``evert-tiny``.
 """
 
 import argparse
@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".frameworks" / "trainers" / "bin" / "python"
 QUICK_STEPS = 2
 LAST = 5
-"""Number of last steps to average."""
+"""Number of final steps to average."""
 BAR = 0.95
 LONGEST = 3600.0
 """Timeout of a run in seconds."""
@@ -69,7 +69,7 @@ class Recipe:
     max_tokens: int = 16
     learning_rate: float = 1e-3
     threads: int = 1
-    passes: int = 1  # TRL's passes per step; more passes need less memory
+    passes: int = 1  # TRL's passes per step; the more passes, the less memory
 
 
 EPISODES = 8
@@ -120,7 +120,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=list(TRAINERS))
-    parser.add_argument("--model", help="model folder (default: the shipped base)")
+    parser.add_argument("--model", help="model folder (default: evert-tiny)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps, no check")
     stamp = datetime.now().strftime("%Y-%m-%d-%H%M%S")
@@ -131,7 +131,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         one for one in TRAINERS if not (options.model and one == "verl")
     ]
     if options.model and "verl" in options.only:
-        parser.error("The verl example only trains the shipped base. Remove verl or --model.")
+        parser.error("The verl example only trains evert-tiny. Remove verl or --model.")
     return options
 
 
@@ -289,12 +289,12 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def ends_at(curve: Curve) -> float:
-    """Return the mean reward over the last steps."""
+    """Return the mean reward over the final steps."""
     return statistics.fmean(curve.scores[-LAST:])
 
 
 def step_seconds(curve: Curve) -> list[float]:
-    """Return the seconds of each step."""
+    """Return the duration of each step in seconds."""
     before = [0.0, *curve.seconds]
     return [after - start for start, after in zip(before, curve.seconds, strict=False)]
 

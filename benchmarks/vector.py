@@ -25,7 +25,7 @@ import gymnasium
 import evert
 
 TOOL = 0.05
-"""Duration of the tool in seconds."""
+"""Duration of a tool call in seconds."""
 STEP = 0.08
 """Maximum duration of a step of all environments, in seconds."""
 MODES: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ The first part writes scripted guess-number rollouts to disk, as a run of 100 st
 eight. It then requests every view, first while the index is being built and then with a complete
 index. The second part trains identity with the default settings while a viewer receives the
 requests that its web page would send: the state every two seconds, and the run view after changes,
-but no earlier than the previous response allows. The benchmark fails if a result misses its target.
+but no sooner than the previous response allows. The benchmark fails if a result misses its target.
 """
 
 import argparse
@@ -60,7 +60,7 @@ class Page:
 
 @contextmanager
 def viewer(folder: Path, cache: Path) -> Iterator[Page]:
-    """Start a viewer for a folder in another process."""
+    """Start a viewer for a folder, in another process."""
     command = [sys.executable, "-m", "evert.trainers.cli", "view", str(folder)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -135,7 +135,7 @@ def many(episodes: int, home: Path) -> dict[str, float]:
 
 
 def beside(steps: int, home: Path) -> dict[str, float]:
-    """Return the CPU time of a run, and of a viewer that is used meanwhile."""
+    """Return the CPU time of a run, and of a viewer that is in use during it."""
     folder = home / "beside"
     folder.mkdir()
     command = [sys.executable, "-m", "evert.trainers.cli", "train", "env=identity"]

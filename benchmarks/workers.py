@@ -43,7 +43,7 @@ BAR = 1.8
 
 
 def identity(burn: float = 0.0, dying: Path | None = None) -> Callable[..., Any]:
-    """Return an agent that burns CPU. It kills its worker if ``dying`` has a file for the task."""
+    """Return an agent that burns CPU, and kills its worker if ``dying`` has a file for the task."""
 
     def work(task: int) -> None:
         end = time.thread_time() + burn
@@ -94,7 +94,7 @@ def run(agent: Any, kind: str, workers: int, steps: int) -> tuple[list[dict[str,
 
 
 def seconds(rows: list[dict[str, Any]]) -> float:
-    """Return the median seconds of rollouts per step, excluding the first two steps."""
+    """Return the median rollout time per step in seconds, excluding the first two steps."""
     return float(statistics.median(row["time/sampling"] for row in rows[2:]))
 
 
@@ -118,7 +118,7 @@ def plain(kind: str, steps: int) -> None:
 
 
 def killed(kind: str, steps: int) -> int:
-    """Return how many steps are complete even though a worker is killed in each."""
+    """Return how many steps complete even though a worker is killed in each."""
     dying = Path(tempfile.mkdtemp(prefix="evert-dying-"))
     for step in range(steps):
         (dying / str(step * GROUPS)).touch()

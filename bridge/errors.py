@@ -16,10 +16,10 @@ from functools import cache
 from typing import Any, ClassVar
 
 NEEDS_UNIX = "needs Linux or macOS, but this is Windows. Run evert in WSL."
-"""The end of error messages about features that do not work on Windows."""
+"""Ending of error messages about features that do not work on Windows."""
 
 SIMILAR = 0.5
-"""How similar (``difflib`` ratio) a name must be for "Did you mean" to suggest it."""
+"""Minimum similarity (``difflib`` ratio) of a name that "Did you mean" suggests."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

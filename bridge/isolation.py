@@ -44,7 +44,7 @@ AT_ONCE = min(os.cpu_count() or 1, 8)
 """Maximum number of calls that run in parallel; additional calls wait."""
 
 STOPPED = "scorer_stopped"
-"""Metric logged by agents whose scorer runs in an isolate: 1 if it hit a limit, 0 otherwise."""
+"""Metric of agents with an isolated scorer: 1 if the scorer hit a limit, 0 otherwise."""
 
 _VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a fork has only one thread
@@ -57,11 +57,11 @@ It runs in the server process, once per set of arguments, so it must not handle 
 
 
 class IsolateError(EvertError, RuntimeError):
-    """The function that runs in an isolate raised, or could not be created."""
+    """The function in an isolated process raised an exception, or could not be created."""
 
 
 class IsolateLimitError(IsolateError, TimeoutError):
-    """A call in an isolate used too much time or memory, or its process exited."""
+    """A call in an isolated process used too much time or memory, or the process exited."""
 
 
 # -- isolates ------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Isolate:
     def __init__(self, make: Make, *arguments: Any) -> None:
         start = _message((make, arguments))
         self._calling = threading.Lock()
-        for _ in range(2):  # retry once: the server may just have exited
+        for _ in range(2):  # retry once: the server may have just exited
             server = self._begin(start)
             if (answer := self._answer(None)) is not None:
                 break
@@ -214,7 +214,7 @@ def _message(content: Any) -> bytes:
 
 
 class _ForkServer:
-    """The server process that forks isolates for the current process."""
+    """The server process, from which the current process's isolates are forked."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()

@@ -13,7 +13,7 @@ The file contains the server, the isolate and its sandbox. Only ``_confine`` dep
 operating system. On Linux, the kernel kills an isolate when its server exits, limits its memory,
 and blocks new sockets, new processes, signals to other processes (seccomp) and file changes
 (Landlock). On other systems, an audit hook blocks these as long as they go through Python's
-modules. The server does not import evert, so that it starts fast.
+modules. The server does not import evert, so it starts quickly.
 """
 
 import ctypes
@@ -33,13 +33,13 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 BYTES = 2**30
-"""Maximum memory of an isolate, on top of what it inherits from the server."""
+"""Maximum memory of an isolate in bytes, not counting what it inherits from the server."""
 
 IDLE = 300
-"""Seconds after which a server with no isolates exits; the next isolate starts a new server."""
+"""Seconds that a server stays alive without isolates; the next isolate starts a new server."""
 
 LONGEST_CALL = 10
-"""Seconds after which the kernel kills an isolate during a call, in case the server was killed."""
+"""Seconds before the kernel kills an isolate that is still in a call, if the server cannot."""
 
 HEADER = struct.Struct("!Q")
 """The length prefix of every message to an isolate."""

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 Params = ParamSpec("Params")
 
 AGENT_THREADS = 1024
-"""Maximum number of threads that the agents on one event loop can block; started on demand."""
+"""Maximum number of threads that agents on one event loop can block. Started on demand."""
 
 
 async def off_loop(

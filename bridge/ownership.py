@@ -51,7 +51,7 @@ def current_owner() -> Owner | None:
 
 @contextmanager
 def left_alone() -> Iterator[None]:
-    """Disable take-over inside the block, in which evert itself calls a remote model."""
+    """Disable take-over in a ``with`` block, in which evert itself calls a remote model."""
     token = CLAIM.set(None)
     try:
         yield

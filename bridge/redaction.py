@@ -42,7 +42,7 @@ ROLLOUT_KEY = re.compile(r"(?<![\w-])evert-[\w-]{32}(?![\w-])")
 ROLLOUT_MARK = "[ROLLOUT_KEY]"
 
 URL_PASSWORD = re.compile(r"(://[^\s/?#\"'<>\\:]*:)([^\s/?#\"'<>\\]+)(?=@)")
-"""The user and the password of a URL."""
+"""The user name and password in a URL."""
 
 PASSWORD_MARK = "[PASSWORD]"
 """Replaces the password in a URL."""
@@ -54,7 +54,7 @@ LONE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair. Text that contains one cannot be written to a UTF-8 file."""
 
 LONGEST_KEY = 2**13
-"""How many characters before the part that is kept to search for the start of a secret."""
+"""How far back from the kept text to look for the start of a secret, in characters."""
 
 _registered: dict[str, str] = {}
 _marks: list[tuple[str, str]] = []  # (spelling of a secret, placeholder), longest first

@@ -9,7 +9,7 @@ import evert.bridge
 from evert.bridge.errors import text_of
 
 MOST_FRAMES = 12
-MOST_LEAVES = 4  # how many exceptions of an exception group to show
+MOST_LEAVES = 4  # how many exceptions in an exception group to show
 
 _HOMES = [evert.bridge.__path__[0], str(Path(evert.__file__).parent / "agents")]
 """Folders with the code that starts agents and forwards their calls."""
@@ -51,7 +51,7 @@ def name_and_message(error: BaseException) -> tuple[str, str]:
 
 
 def agent_traceback(error: BaseException) -> str:
-    """Format an exception like Python does, but with only the frames of the agent's own code.
+    """Format an exception as Python does, but with only the frames of the agent's own code.
 
     Frames in evert and in libraries are left out. If the agent itself lives in a library, the
     frames of installed packages are shown instead. An exception group gets one traceback per

@@ -1,4 +1,4 @@
-"""Defines what a game is and finds games. A game is a module or package with a ``GAME``.
+"""Defines what a game is and finds games. A game is a module or package that defines ``GAME``.
 
     GAME = Game(
         "my/Parity-v0",                         the id for gymnasium.make
@@ -9,7 +9,7 @@
     )
 
 ``games`` searches this folder, so a new game doesn't have to be registered anywhere. ``find_game``
-also finds the games of users, in a package or in a file in the current folder. A module in this
+also finds users' own games, in a package or in a file in the current folder. A module in this
 folder can define variants of its game in ``VARIANTS``, which maps names to games.
 """
 
@@ -34,7 +34,7 @@ class GameError(EvertError, ValueError):
 
 
 class EnvArgumentError(EvertError, ValueError):
-    """An argument of an environment, or of its ``reset``, is unknown or has an invalid value."""
+    """An argument of an environment or its ``reset`` is unknown or has an invalid value."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Game:
         agent: Import path of the agent, 'package.module:function'.
         train_tasks: Import path of the training tasks.
         test_tasks: Import path of the held-out tasks, or "".
-        recipe: Default settings for runs with a shipped base (see ``evert train --help``).
+        recipe: Default settings for runs with a bundled base model (see ``evert train --help``).
         full_size: Overrides of the recipe for all other models.
         players: Scripted players. Maps names to import paths of functions that take a seed and
             return an agent.
@@ -90,7 +90,7 @@ class Game:
         """Return the settings for a training run: agent, tasks and recipe.
 
         Args:
-            full_size: Apply the ``full_size`` overrides, for models other than a shipped base.
+            full_size: Apply the ``full_size`` overrides, for all but the bundled base models.
         """
         paths = {name: getattr(self, name) for name in ("agent", "train_tasks", "test_tasks")}
         return {**paths, **self.recipe, **(self.full_size if full_size else {})}
@@ -156,7 +156,7 @@ def import_user_module(name: str) -> ModuleType | None:
 
 
 def game_of(module: ModuleType) -> Game:
-    """Return the ``GAME`` of a module.
+    """Return a module's ``GAME``.
 
     Raises:
         GameError: The module does not define ``GAME``, or it is not a ``Game``.

@@ -119,7 +119,7 @@ def judge(answer: str, target: int) -> tuple[str, float]:
 
 
 def demonstrations(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield an endless stream of games by a player who guesses at random within the known bounds.
+    """Yield an endless stream of games whose player guesses at random within the known bounds.
 
     The same seed gives the same games. Held-out numbers are never the target.
     """

@@ -2,8 +2,8 @@
 
 There are eight words. The hinter sees one of them and gives a short hint that must not contain it.
 The guesser sees only the hint. Both get the same reward, so they have to agree on what each hint
-means (this is a signalling game: D. Lewis, "Convention", 1969). In the demonstrations, hints are
-random letters and guesses are random words, so they teach only the format.
+means (a signalling game: D. Lewis, "Convention", 1969). In the demonstrations, hints are random
+letters and guesses are random words, so they teach only the format.
 """
 
 import random
@@ -27,7 +27,7 @@ GAME = Game(
         "demonstrations": "evert.envs.hints:demonstrations",
         "warm_up_steps": 40,
         "steps": 80,
-        # Every step has all eight words; otherwise, guessing only a step's words would pay off.
+        # Every step uses all eight words, or guessing only the words in use would pay off.
         "batch_size": 8,
         "group_size": 16,
         "test_group_size": 8,

@@ -34,7 +34,7 @@ GAME = Game(
         "batch_size": 16,
         "group_size": 8,
         "learning_rate": 2e-4,
-        "kl_penalty": 0.02,  # relative to the base, so that the policy keeps exploring
+        "kl_penalty": 0.02,  # to the base model, so that the policy keeps exploring
         "max_tokens": 2,
         "eval_every": 40,
         "save_every": 20,
@@ -295,7 +295,7 @@ def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Se
 
 
 def habits(board: Board) -> list[list[int]]:
-    """Return a list of cells for each of the four habits, which pick a random cell from their list.
+    """Return one list of cells per habit (there are four), from which it picks a random cell.
 
     The first habit picks any free cell, the second a cell that wins, the third a cell that blocks
     the opponent from winning, and the fourth a cell that does neither. A habit that finds no such

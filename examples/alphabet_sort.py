@@ -23,7 +23,7 @@ NAMES = re.findall(
 )
 TURNS = ("Sort these names alphabetically: {}", "Add {} and sort all names.")
 SPLITS = (slice(0, 2), slice(2, 3), slice(3, 4))
-"""Which of a task's names each turn adds."""
+"""The slice of a task's names that each turn adds."""
 
 
 def tasks(seed: int, count: int) -> list[tuple[str, ...]]:

@@ -3,7 +3,7 @@
     make real
 
 A small model cannot multiply, but it can learn to call the tool. SmolLM2 was never trained to call
-tools, so a short warm-up demonstrates it with different questions: sums of one-digit numbers.
+tools, so a short warm-up demonstrates calls with other questions: sums of one-digit numbers.
 """
 
 import asyncio

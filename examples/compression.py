@@ -23,7 +23,7 @@ async def main(log, seed=0, steps=40):
         told, untold = await rec.logprobs([f"Code: {code}", "Code: "], [text, text])
         lessons.append((f"Code: {code}", text))
         gains.append(float(told.sum() - untold.sum()))
-        return gains[-1] - 0.2 * length  # nats gained from the code, minus a cost per token
+        return gains[-1] - 0.2 * length  # nats gained by using the code, minus a cost per token
 
     for _ in range(20):  # teach the reconstructor what texts look like, without codes
         await rec.sft([("Code: ", text) for text in texts(32)])

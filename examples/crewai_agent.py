@@ -11,7 +11,7 @@ os.environ.setdefault("CREWAI_DISABLE_VERSION_CHECK", "true")
 
 
 def agent(client, task):
-    """Play the game with a crew of one agent that has one tool."""
+    """Play the game with a one-agent crew that has a single tool."""
     game = Game(task)
 
     @tool("check_guess")

@@ -1,4 +1,4 @@
-"""On-policy distillation: a student plays the agent's episodes, with an evert run as the teacher.
+"""On-policy distillation: a student plays the agent's episodes, taught by an earlier evert run.
 
 python examples/distillation.py
 """

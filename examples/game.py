@@ -20,7 +20,7 @@ from evert import ChatAgentEnv, ScriptedPolicy
 TASKS = [{"low": 1, "high": 100, "target": target} for target in range(1, 101)]
 TASK = TASKS[39]
 TURNS = 8
-"""Number of guesses that count. Bisection finds one of a hundred numbers with seven guesses."""
+"""Number of guesses that count. Bisection finds any of a hundred numbers in seven guesses."""
 
 
 class Game:

@@ -1,4 +1,4 @@
-"""REINFORCE with a baseline, written against Gymnasium's API, training the shipped base.
+"""REINFORCE with a baseline: trains the bundled base model through Gymnasium's API.
 
 python examples/gymnasium_reinforce.py
 """
@@ -25,7 +25,7 @@ def datum(prompt, said, advantage):
 
 
 async def train(steps, count=64):
-    """Train for some steps and return the mean reward of each."""
+    """Train for a number of steps and return each step's mean reward."""
     [model] = await evert.models("evert-tiny", ["player"], learning_rate=1e-3)
     envs = gymnasium.make_vec("evert/Identity-v0", count, level="tokens", autoreset_mode="SameStep")
     prompts, infos = envs.reset(seed=0)

@@ -1,4 +1,4 @@
-"""Code shared by the two Twenty Questions examples, and a function to play them without a model.
+"""Code shared by the two Twenty Questions examples, including a way to play them without a model.
 
 The game, its tasks, the search tool and the knowledge base ship with evert
 (``evert.envs.twenty_questions``). This module adds ``Said``, the format of a chat model's answer,

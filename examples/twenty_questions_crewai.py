@@ -132,7 +132,7 @@ class GameFlow(Flow[State]):
 
 
 def asked_nothing(error):
-    """Return whether CrewAI failed because of an empty reply or five equal searches."""
+    """Return whether CrewAI failed because of an empty reply or five identical searches."""
     return isinstance(error, ToolExecutionFailedError) or "None or empty" in str(error)
 
 

@@ -3,9 +3,9 @@
     python frameworks/add_agents.py openai3
 
 They are installed from ``frameworks/agents/<name>.txt`` without their dependencies, because the
-pins conflict. The packages they import are already in the environment or listed in the same file.
-Examples that only exist in a package's sources (``IN_SOURCES``) are copied from the sources of the
-installed version. Exits with an error if anything fails.
+pinned versions conflict. The packages they import are already in the environment or listed in the
+same file. Examples that only exist in a package's sources (``IN_SOURCES``) are copied from the
+sources of the installed version. Exits with an error if anything fails.
 """
 
 import argparse
@@ -24,7 +24,7 @@ IN_SOURCES = {"openai3": ("openai-agents", "examples")}
 
 
 def main() -> None:
-    """Add the agents to the environment given on the command line, unless already done."""
+    """Add the agents to the environment given on the command line, unless it is up to date."""
     names = sorted(path.stem for path in AGENTS.glob("*.txt"))
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("name", choices=names)

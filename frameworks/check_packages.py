@@ -10,7 +10,7 @@ the description, the files in the wheel, and four ways to install evert:
 - editable, with a script next to the checkout;
 - from a clone without symbolic links.
 
-The first and ``uvx`` install the dependencies. The others reuse those in ``.venv``.
+The first check and ``uvx`` install the dependencies. The other checks reuse those in ``.venv``.
 """
 
 import os
@@ -25,7 +25,7 @@ from run_uv import ROOT, uv
 
 DIST = ROOT / "dist"
 CHECKS = ROOT / "build" / "checks"
-"""Folder for checkouts and environments."""
+"""Folder for the checks' checkouts and environments."""
 MAPPED = {"src/evert/": "evert/"} | {f"{n}/": f"evert/{n}/" for n in ("bridge", "envs", "trainers")}
 """Folder in the checkout -> folder in the wheel."""
 EPISODE = ["evaluate", "env=identity", "models=evert-tiny", "max_tasks=1", "seeds=1", "out=played"]
@@ -110,7 +110,7 @@ def check_unlinked(wheel: Path, checkout: Path) -> None:
 
 
 def checkout_of_this_tree() -> Path:
-    """Create a repository with a single commit that has all files that git does not ignore."""
+    """Create a repository whose single commit contains all files that git does not ignore."""
     checkout = CHECKS / "evert"
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     for name in filter(os.path.lexists, listed.split("\0")):
@@ -124,7 +124,7 @@ def checkout_of_this_tree() -> Path:
 
 
 def environment(name: str) -> str:
-    """Create an environment that can import this Python's packages; return its Python."""
+    """Create an environment that can import this Python's packages; return its Python's path."""
     uv("venv", str(CHECKS / name))
     [packages] = (CHECKS / name).glob("lib/python*/site-packages")
     (packages / "requirements.pth").write_text(sysconfig.get_path("purelib"))

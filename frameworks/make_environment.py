@@ -26,7 +26,7 @@ from run_uv import ROOT, uv
 CONSTRAINTS = ROOT / "constraints.txt"
 
 PYTHONS = {"harbor": "3.12", "tau2": "3.12"}
-"""Environment -> the Python version it requires, if only one works."""
+"""Environment -> the only Python version that works."""
 
 ALONE = {"aider", "vllm"}
 """Environments without evert, for programs that run as commands and have conflicting pins."""

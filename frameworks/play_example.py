@@ -37,7 +37,7 @@ from evert.bridge.tokens.renderer import prompt_renderer
 RENDERER = prompt_renderer(None)  # created once, before forking
 FORKS = multiprocessing.get_context("forkserver")
 PRELOADED = ("agents", "anthropic", "google.genai", "instructor", "langchain.agents")
-"""Packages that most examples import, preloaded so that each example starts faster."""
+"""Packages that most examples import. They are preloaded so that each example starts faster."""
 
 LIMIT = 60
 """Maximum number of seconds per example."""
@@ -52,7 +52,7 @@ ACCOUNTS = {
     **dict.fromkeys(("AZURE_OPENAI_ENDPOINT", "EXAMPLE_BASE_URL"), "https://example.com/v1"),
     "OPENAI_API_VERSION": "2026-01-01",
 }
-"""Account variables that examples read from the environment. Any value will do."""
+"""Account settings that examples read from environment variables. Any value will do."""
 
 SWITCHES = {"EXAMPLES_INTERACTIVE_MODE": "auto", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 """Runs openai-agents' examples non-interactively, and disables its tracing."""

@@ -48,7 +48,7 @@ class Example:
     code: str
     path: Path | None = None  # for files: relative to the sources
     before: list[str] = field(default_factory=list)  # earlier blocks that it needs
-    missing: set[str] = field(default_factory=set)  # names that its page does not define
+    missing: set[str] = field(default_factory=set)  # names not defined on its page
 
 
 # -- finding examples ----------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def blocks_of(package: str, page: str, text: str) -> Iterator[Example]:
 
 
 def needed(code: str, before: list[str]) -> tuple[list[str], set[str]]:
-    """Return the earlier blocks that some code needs, and the names that no block defines.
+    """Return the earlier blocks that the code needs, and the names that no block defines.
 
     If several blocks define a name, use the one that needs the fewest other names (on ties, the
     first).
@@ -184,7 +184,7 @@ def undefined(code: str) -> set[str]:
 
 
 def exclusion(example: Example) -> str | None:
-    """Return why an example is not played, or None if it is."""
+    """Return why an example is skipped, or None if it is played."""
     if example.missing:
         return "its page does not define a name that it uses"
     for reason, pattern in TABLE["excluded"].items():
@@ -194,7 +194,7 @@ def exclusion(example: Example) -> str | None:
 
 
 def failure_of(example: str, problem: str) -> dict[str, str] | None:
-    """Return the entry in ``failures`` for an example's problem, or None if it is unexpected."""
+    """Return the entry in ``failures`` that covers an example's problem, or None if none does."""
     for failure in TABLE["failures"]:
         if example in failure["examples"] and re.search(failure["error"], problem):
             return dict(failure)

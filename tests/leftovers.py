@@ -4,9 +4,8 @@ A test that leaves a child process or thread running fails, and the child proces
 if the test itself failed or timed out. Processes and threads that existed before the test or were
 started by its fixtures do not count.
 
-If our parent ignores signals (``nohup``, a shell's background job), we ignore them, too, but with a
-handler. Unlike ``SIG_IGN``, a handler is not inherited by child processes, which get signals as
-usual.
+If our parent ignores signals (``nohup``, a shell's background job), so do we, but with a handler.
+Unlike ``SIG_IGN``, a handler is not inherited by child processes, which get signals as usual.
 """
 
 import signal
@@ -23,9 +22,9 @@ LASTING = (
     *("multiprocessing.resource_tracker", "multiprocessing.forkserver"),
     *("isolation_server", "evert.trainers.workers.process"),
 )
-"""Parts of the command lines of children that serve the whole process or a module's fixture."""
+"""Command-line fragments of children that serve the whole process or a module's fixture."""
 
-POOLS = ("asyncio_", "evert off loop", "evert-loader", "ThreadPoolExecutor")
+POOLS = ("asyncio_", "CrewAI", "evert off loop", "evert-loader", "ThreadPoolExecutor")
 """Name prefixes of threads that serve the whole process or stop when their pool is collected."""
 
 BEFORE = pytest.StashKey[tuple[set[psutil.Process], set[threading.Thread]]]()
@@ -37,7 +36,7 @@ def children() -> set[psutil.Process]:
 
 
 def pytest_configure() -> None:
-    """Replace ignored signals with handlers (see above). Ctrl-C always interrupts tests."""
+    """Give ignored signals a handler instead (see above). Ctrl-C always interrupts tests."""
     for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda number, frame: None)

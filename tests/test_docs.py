@@ -148,7 +148,7 @@ READERS: dict[str, Callable[[Sequence[str]], object]] = {
     "model": read_model,
 }
 NEEDED = {"train": ["env"], "evaluate": ["env", "models"], "sweep": ["env", "steps"]}
-"""Settings that a command line can omit if it continues in an existing folder."""
+"""Settings that a command line may omit when it continues from an existing folder."""
 VALUES = {"env": "identity", "models": "evert-tiny", "steps": "1,2"}
 
 

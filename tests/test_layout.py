@@ -34,7 +34,7 @@ AGENTS = "src/evert/agents"
 """The ready-made agents, which are in the package itself."""
 
 MAKING = "bases"
-"""The scripts that made the shipped bases."""
+"""The scripts that made the bundled base models."""
 
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 PACKAGES = (*FOLDERS, *SUBFOLDERS, AGENTS, MAKING)
@@ -84,6 +84,34 @@ def test_our_folders_are_never_imported_as_top_level_packages() -> None:
     imports = [(path, name) for path, tree in trees().items() for name in imported(tree)]
 
     assert [found for found in imports if found[1].partition(".")[0] in FOLDERS] == []
+
+
+@cache
+def names_in(module: str) -> set[str]:
+    """Return the submodules of one of our modules, and all names in its source."""
+    root, *parts = module.split(".")
+    path = (FACE if root == "evert" else ROOT / root).joinpath(*parts)
+    source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+    nodes = [*ast.walk(ast.parse(source.read_text()))] if source.exists() else []
+    names = {getattr(node, name, None) for node in nodes for name in ("id", "name", "asname")}
+    submodules = {child.stem for child in path.glob("*")}
+    return {*map(str, names), *submodules, *(HOMES if module == "evert" else ())}
+
+
+def test_files_for_other_environments_import_only_names_that_exist() -> None:
+    """Type checkers and most test runs skip them, because ``.venv`` lacks what they need."""
+    folders = ("benchmarks", "examples", "frameworks", "tests")
+    missing = [
+        f"{path.relative_to(ROOT)}: {node.module}.{alias.name}"
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+        if node.module.partition(".")[0] in ("evert", "tests")
+        for alias in node.names
+        if alias.name not in names_in(node.module)
+    ]
+    assert not missing
 
 
 def test_packages_links_and_folders_match_and_are_flat() -> None:

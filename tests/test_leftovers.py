@@ -58,7 +58,7 @@ def test_leftovers_only_fail_the_test_that_left_them_and_are_cleaned_up(tmp_path
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text(SETTINGS)
     (tmp_path / "conftest.py").write_text("from tests import leftovers\n\nleftovers.PATIENCE = 1.0")
-    # Ignore signals like nohup or a shell's background job would.
+    # Ignore signals, as nohup or a shell's background job would.
     ignoring = "trap '' HUP INT QUIT TERM; exec \"$@\""
     run = [sys.executable, "-m", "pytest", "-p", "tests.leftovers", "-p", "no:cacheprovider", "-q"]
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}

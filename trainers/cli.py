@@ -24,11 +24,11 @@ COMMANDS = {
     "export": "export recorded conversations for supervised training",
     "model": "import or check a model, or export trained weights",
     "doctor": "show what is installed, what is missing, and what evert would use on this machine",
-    "engine": "engine plan: estimate how much memory training a model needs, without loading it",
+    "engine": "engine plan: estimate the memory needed to train a model, without loading it",
 }
 
 PAGES = {"engine": "plan"}
-"""Commands whose module is named differently."""
+"""Maps a command to the name of its module in ``commands/``, if the two differ."""
 
 USAGE = f"""\
 Usage: evert COMMAND [key=value ...]

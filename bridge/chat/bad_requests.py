@@ -15,7 +15,7 @@ def malformed(name: str, expected: str, value: object) -> openai.BadRequestError
 
 
 def unexpected(place: str, value: object, expected: str) -> openai.BadRequestError:
-    """Return the 400 error for an unexpected value inside a field, such as ``messages[0]``."""
+    """Return the 400 error for an unexpected value at a path such as ``messages[0]``."""
     return bad_request(f"{place} is {value!r:.200}; expected {expected}", param=place)
 
 
@@ -54,8 +54,8 @@ def failed(model: str, how: str) -> openai.BadRequestError:
 def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
     """Return the 400 error for a prompt that is too long (code ``context_length_exceeded``).
 
-    The message combines Anthropic's and OpenAI's wording, because agents search for one or the
-    other to decide when to compact their history.
+    The message combines Anthropic's and OpenAI's wording, because agents look for one or the other
+    in error messages to decide when to compact their history.
     """
     return bad_request(
         f"prompt is too long: {length} tokens > {limit} maximum. This model's maximum context "
@@ -68,7 +68,7 @@ def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
 
 @cache
 def _response(status: int = 400) -> Any:
-    """Return a cached response, because an agent may make thousands of bad calls."""
+    """Return an empty response, cached because an agent may make thousands of bad calls."""
     base = openai.DefaultHttpxClient.__mro__[1]  # openai 3 uses httpx2, older versions httpx
     http = importlib.import_module(base.__module__.partition(".")[0])
     request = http.Request("POST", "http://evert.invalid/v1/chat/completions")
@@ -76,7 +76,7 @@ def _response(status: int = 400) -> Any:
 
 
 def refuse(what: str, error: Exception) -> NoReturn:
-    """Raise a 400 error because reading the field ``what`` raised ``error``."""
+    """Raise a 400 error for ``error``, which was raised while reading the field ``what``."""
     if isinstance(error, openai.BadRequestError):
         raise error
     reason = "".join(traceback.format_exception_only(error)).strip()

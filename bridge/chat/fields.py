@@ -1,11 +1,11 @@
 """Request fields: which ones evert supports, and functions that read and validate them.
 
-``FieldPolicy`` lists how each field of an API is handled. A field is *honoured* (it affects the
+``FieldPolicy`` specifies how each field of an API is handled. A field is *honoured* (it affects the
 observation, the reply or the token budget), *ignored* (for example sampling parameters, which the
 trainer controls) or *refused* with a 400 error that suggests an alternative. Unknown fields raise
-an error in calls through evert's own client. Elsewhere they only cause a warning, because SDKs and
-frameworks add fields with every release. A null value is treated as a missing field. The ``read_*``
-functions raise a 400 error if a value is invalid.
+an error in calls made through evert's own client. In all other calls they only cause a warning,
+because SDKs and frameworks add fields with every release. A null value is treated as a missing
+field. The ``read_*`` functions raise a 400 error if a value is invalid.
 """
 
 import json
@@ -29,12 +29,12 @@ class FieldPolicy:
 
     honoured: frozenset[str]
     ignored: frozenset[str]
-    refused: Mapping[str, tuple[Sequence[Any], str]]  # values that are still accepted, and advice
+    refused: Mapping[str, tuple[Sequence[Any], str]]  # the values still accepted, and the advice
 
     def check(self, fields: Mapping[str, Any], *, strict: bool) -> None:
         """Raise a 400 error for refused fields, and for unknown fields if ``strict``.
 
-        If not ``strict``, unknown fields are logged once each.
+        If not ``strict``, each unknown field is logged once.
         """
         for name, value in fields.items():
             if is_absent(value):
@@ -62,7 +62,7 @@ def _is_same(value: object, allowed: object) -> bool:
 
 
 def warn_once(name: str, text: str) -> None:
-    """Warn once per name that evert ignores it; ``text`` has a ``%`` placeholder for the name."""
+    """Warn that ``name`` is ignored, once per name. ``text`` has a ``%`` placeholder for it."""
     if name in _warned_names or len(_warned_names) >= MOST_WARNED:
         return
     _warned_names.add(name)
@@ -76,7 +76,7 @@ def is_absent(value: object) -> bool:
 
 
 def read_messages(value: object, name: str = "messages") -> Sequence[Any]:
-    """Return a list of messages, which must not be empty."""
+    """Return the list of messages, which must not be empty."""
     if isinstance(value, (list, tuple)) and value:
         return value if type(value) in (list, tuple) else list(value)
     raise malformed(name, "a non-empty list of messages", value)
@@ -92,7 +92,7 @@ def read_model(value: object, default: str) -> str:
 
 
 def read_kind(value: object, name: str, kind: Any, expected: str, absent: Any = None) -> Any:
-    """Return a value of type ``kind``, or ``absent`` if the field is missing.
+    """Return the value, which must have type ``kind``, or ``absent`` if the field is missing.
 
     ``expected`` describes the type in the error message.
     """
@@ -167,7 +167,7 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
 
 
 def is_deeper(value: object, levels: int) -> bool:
-    """Return whether a JSON value is nested more than ``levels`` deep."""
+    """Return whether a JSON value is nested more than ``levels`` levels deep."""
     level = [value]
     for _ in range(levels + 1):
         level = [inner for item in level for inner in _inside(item)]

@@ -59,7 +59,7 @@ class ReplyFormat:
             return "Answer with one JSON object and nothing else."
         if self.schema == ANY_VALUE:
             return "Answer with JSON and nothing else."
-        return f"Answer with JSON and nothing else. It must fit this JSON schema: {self.schema}"
+        return f"Answer with JSON and nothing else. It must match this JSON schema: {self.schema}"
 
     def request(self) -> "Message":
         """Return the instruction as a user message."""
@@ -103,4 +103,4 @@ def _misfit(subject: str, text: str, schema: str) -> str | None:
     if len(text) > LONGEST_CHECKED:
         return None
     error_place = first_error(schema, value)
-    return None if error_place is None else f"{subject} does not fit the schema at {error_place}."
+    return None if error_place is None else f"{subject} does not match the schema at {error_place}."

@@ -1,4 +1,4 @@
-"""Hashable message keys: two messages are considered equal if their keys are equal.
+"""Hashable message keys: two messages count as the same if their keys match.
 
 A dict and an SDK object with the same content have the same key. Reply keys ignore leading and
 trailing whitespace as well as thinking, because agents often change both.
@@ -37,7 +37,7 @@ def key_without_ids(key: Key) -> Key:
 
 
 def key_as_reply(message: Message) -> Key:
-    """Return the key of an agent's message as if it were a reply from the policy."""
+    """Return the key that an agent's message would have as a reply from the policy."""
     content, calls = message["content"], message.get("tool_calls", ())
     if isinstance(content, str):
         return reply_key(content, calls)
@@ -58,7 +58,7 @@ def _calls_key(calls: Sequence[ToolCall]) -> Key:
 
 
 def call_names(calls: Sequence[ToolCall]) -> Key:
-    """Return a key for tool calls that contains their ids and names, but not their arguments."""
+    """Return a key for tool calls, made of their ids and names but not their arguments."""
     return tuple((call.id, call.function.name) for call in calls)
 
 

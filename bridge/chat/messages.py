@@ -29,7 +29,7 @@ ROLES = {
 }
 """Maps the roles that agents may send to the roles that renderers support."""
 
-_plain = str.__str__  # convert str subclasses, which may override comparison
+_plain = str.__str__  # turns str subclasses, which may override comparison, into str
 
 
 class CookbookMessage(dict[str, Any]):
@@ -100,7 +100,7 @@ def _read_content(
     if isinstance(content, (list, tuple)):
         parts = [_read_part(part, index, number) for number, part in enumerate(content)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
-        # Join text parts, because some renderers accept only one. The message stays the same.
+        # Join text parts, because some renderers accept only one. The text itself is unchanged.
         return "".join(texts) if parts and len(texts) == len(parts) else parts
     raise bad_request(
         f"messages[{index}].content must be a string or a list of parts, got "

@@ -34,7 +34,7 @@ class TokenLogprob:
     raw: bytes | None  # the bytes of the text; None if the endpoint did not send them
 
 
-@dataclass(slots=True)  # created every turn; frozen=True would make that three times slower
+@dataclass(slots=True)  # created every turn; creation is three times slower with frozen=True
 class Reply:
     """The policy's reply, parsed from one action."""
 
@@ -46,9 +46,9 @@ class Reply:
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    stop_string: str | None = None  # the agent's stop string that ended the text
+    stop_string: str | None = None  # which of the agent's stop strings ended the text
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per token, if the agent asked for them
-    prefill: str = ""  # the start of the reply, written by the agent; only in ``parsed``
+    prefill: str = ""  # the start of the reply, written by the agent; part of ``parsed`` only
     tokens: tuple[int, ...] | None = None  # None if not requested or unknown
     key: Key = field(init=False, repr=False, compare=False)  # ``reply_key``, including the prefill
 

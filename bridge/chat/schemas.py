@@ -3,8 +3,8 @@
 The schema comes from the agent and is trusted. The reply comes from the policy, so it can be
 anything. Validation time is linear in the length of the reply, because the regex engine never
 backtracks. The time to locate an error can double with each nesting level, so we locate errors only
-in replies with at most ``DEEPEST`` levels, and never inside ``anyOf`` or ``oneOf``. Validation
-blocks all threads of the process.
+in replies nested at most ``DEEPEST`` levels deep, and never inside ``anyOf`` or ``oneOf``.
+Validation blocks all threads of the process.
 
 A schema with a dangling reference or a look-around pattern cannot be used for validation, so every
 reply passes. Remote references are never fetched.
@@ -42,7 +42,7 @@ def first_error(schema: str, value: Any) -> str | None:
     try:
         if _validator(schema).is_valid(value):
             return None
-    except Exception as error:  # a bad schema may raise anything
+    except Exception as error:  # validating with a bad schema may raise anything
         _warn(schema, f"{getattr(error, 'message', error)!s:.300}")
         return None
     try:
@@ -65,7 +65,7 @@ def _validator(schema: str, *, for_report: bool = False) -> Validator:
 
 
 _NO_SCHEMAS = {"const", "enum", "dependentRequired", "dependencies"}
-"""Keywords whose content is not a schema: an ``anyOf`` inside them is just a value or a name."""
+"""Keywords that do not contain schemas: an ``anyOf`` inside them is just a value or a name."""
 
 
 def _without_errors_of_alternatives(schema: Any) -> Any:

@@ -39,11 +39,11 @@ class _Handle:
         self.model = endpoint.model
 
     def reward(self, reward: float) -> None:
-        """Add a reward to the latest transition, or to the first one if there are none yet.
+        """Add a reward to the latest transition, or to the upcoming one if there are none yet.
 
         The Cookbook computes advantages from the sum of a trajectory's rewards minus the group
-        mean. With these advantages, it does not matter which transition gets the reward, because it
-        counts equally for all tokens of the episode.
+        mean. It therefore does not matter which transition gets the reward: it counts equally for
+        all tokens of the episode.
 
         Raises:
             RewardError: The reward is not a finite number.
@@ -77,8 +77,8 @@ class _Handle:
         """A client for calls that should not be trained on, such as summaries or checks.
 
         The policy samples replies as usual, but the tokens get zero weight in the training data.
-        This also applies to its ``openai``, ``anthropic``, ``transport`` and ``base_url``. For a
-        single call, pass ``extra_body={"evert": {"train": False}}`` instead.
+        This also applies to calls through its ``openai``, ``anthropic``, ``transport`` and
+        ``base_url``. For a single call, pass ``extra_body={"evert": {"train": False}}`` instead.
         """
         return type(self)(self._endpoint.untrained)
 
@@ -139,7 +139,7 @@ class _Handle:
 
     @cached_property
     def openai(self) -> "AsyncOpenAI":
-        """The OpenAI SDK's async client. Calls are answered by this rollout, in process."""
+        """The OpenAI SDK's async client. Calls are answered in process by this rollout."""
         return open_sdk("openai", "AsyncOpenAI", self.transport)  # type: ignore[no-any-return]
 
     @cached_property
@@ -215,7 +215,7 @@ class AsyncChat(_Chat):
     """``client.chat`` for async agents."""
 
     async def create(self, **fields: Any) -> ChatCompletion:
-        """Call the policy with the arguments of OpenAI's Chat Completions API.
+        """Call the policy, with the same arguments as OpenAI's Chat Completions API.
 
         This waits for the trainer to sample a reply. See ``docs/requests.md`` for the supported
         fields.

@@ -51,7 +51,7 @@ def current_endpoint() -> Endpoint | None:
 
 
 def agent_context(endpoint: Endpoint) -> contextvars.Context:
-    """Return a copy of the current context in which calls are answered by ``endpoint``."""
+    """Return a copy of the current context, changed so that ``endpoint`` answers calls."""
     context = contextvars.copy_context()
     context.run(CLAIM.set, Claim(lambda: endpoint, False, os.getpid()))
     return context
@@ -109,7 +109,7 @@ def _patch(owner: type, name: str, replacement: Function) -> None:
 def _choose_transport(original: Function, client: Any, url: Any) -> Any:
     transport = original(client, url)
     endpoint = current_endpoint()
-    if endpoint is None or isinstance(transport, Transport):  # not an agent, or client.transport
+    if endpoint is None or isinstance(transport, Transport):  # not in an agent, or already ours
         return transport
     return Transport(endpoint, transport)
 
@@ -145,7 +145,7 @@ async def _request(
 
 def _patch_lm15(transports: ModuleType) -> None:
     for name in lm15_transport.TRANSPORTS:
-        if (transport := getattr(transports, name, None)) is not None:  # depends on lm15 version
+        if (transport := getattr(transports, name, None)) is not None:  # varies by lm15 version
             _patch(transport, "stream", _stream)
 
 
@@ -194,7 +194,7 @@ def _put_back(thread: threading.Thread, run: Any) -> None:
 
 
 def _claim_here() -> Claim | None:
-    """Return the claim that new work inherits, or None outside of agents."""
+    """Return the claim that new work inherits, or None outside an agent."""
     return None if current_owner() is None else CLAIM.get()
 
 
@@ -202,7 +202,7 @@ _WORKERS = (
     getattr(concurrent.futures.thread, "_worker", None),
     getattr(multiprocessing.pool, "worker", None),
 )
-"""Target functions of pool threads, which we use to recognise them."""
+"""Target functions by which we recognise pool threads."""
 
 
 def _serves_a_pool(thread: threading.Thread) -> bool:

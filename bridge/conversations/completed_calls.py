@@ -2,7 +2,7 @@
 
 Some frameworks fill in arguments that the policy omitted (``"replace_all": false``) or clean up the
 sampled ones (trailing whitespace, ``"3"`` where the schema has a number). ``is_completed`` can
-still recognise such a call, because it keeps its id and all the information that was sampled.
+still recognise such a call, because the call keeps its id and all the sampled information.
 
 Some frameworks also change the ids of calls and results, for example to number them within each
 reply. This is harmless if the template does not render ids. ``follow_echoes`` undoes both kinds of
@@ -62,7 +62,7 @@ def follow_echoes(
 
 
 def _reset_ids(entries: list[Entry], at: int, reply: Reply) -> bool:
-    """Change the ids in the tool results after a reply back to the sampled ones.
+    """Restore the sampled call ids in the tool results that follow a reply.
 
     Returns:
         False if the ids are ambiguous. In this case, nothing is changed.

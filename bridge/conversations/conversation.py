@@ -34,7 +34,7 @@ from evert.bridge.tokens.rendering import EMPTY, Rendering
 from evert.bridge.tokens.token_log import FlatPrompt, TokenLog, length_of
 
 
-@dataclass(slots=True, eq=False)  # created every turn; frozen=True would make it 3 times slower
+@dataclass(slots=True, eq=False)  # created every turn; creation is 3x slower with frozen=True
 class Point:
     """A reply received by the agent, from which a conversation can continue."""
 
@@ -84,7 +84,7 @@ class Conversation:
             message is added.
         prefill: The start of the next reply, written by the agent.
         points: Replies at which a branch can start, including inherited ones.
-        place: The current place in the index, after the agent's latest message or latest reply.
+        place: The current place in the index, after the agent's latest message or the latest reply.
         length: Number of tokens in the prompt.
         first: Number of tokens in the first prompt of the lineage, or None before that prompt.
         before: The key of the agent's latest message, or None before the first message.
@@ -145,7 +145,7 @@ class Conversation:
     # -- the agent's view ------------------------------------------------------------------------
 
     def is_continued_by(self, messages: Sequence[Any]) -> bool:
-        """Return whether a request starts with all messages of the agent's view and has more.
+        """Return whether a request consists of the agent's view followed by more messages.
 
         This is a fast check that only compares two lists. It does not check the latest reply, which
         should be the next message in the request.
@@ -309,7 +309,7 @@ def _shown_length(prompt: FlatPrompt, log: FlatPrompt, renderer: PromptRenderer)
 
 
 _OPENING = 3
-"""Maximum number of tokens at the end of a prompt that open a thinking block."""
+"""Maximum number of tokens with which a prompt can end to open a thinking block."""
 
 
 def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) -> FlatPrompt:

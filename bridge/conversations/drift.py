@@ -43,11 +43,11 @@ def cause_of(
 
     Args:
         speaker: The agent that made the request.
-        other_authors: The request may contain replies that are not on its path through the index.
-            These are the agents that received them.
+        other_authors: Agents that received replies which the request contains, but not on its path
+            through the index.
         left_out: Agents that received a reply at the place where the request ends or diverges.
-        before: The agent that received the latest reply on the path, if its tools were different,
-            or None.
+        before: The agent that received the latest reply on the path if its tools were different,
+            otherwise None.
         continues: Whether the request extends a conversation and keeps all of its tokens.
     """
     if continues:

@@ -4,8 +4,8 @@ A *lineage* is a token sequence that only grows, so it becomes a single datum.
 ``ConversationBook.observe`` finds the reply that an agent's request continues. This is almost
 always the caller's latest reply; otherwise, it is the last reply on the request's path through the
 ``PrefixTree``. If that reply ends its conversation, the conversation is extended. If not, a
-new conversation branches off at the reply and shares the tokens up to there (this is not drift). If
-the request does not continue any known reply, all of its messages are rendered.
+new conversation branches off at the reply and shares the tokens up to that point (this is not
+drift). If the request does not continue any known reply, all of its messages are rendered.
 
 *Drift* means that a known reply cannot be continued token for token. Possible causes:
 
@@ -49,7 +49,7 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 RECENT = 32
 """Number of recent conversations to compare with a request before searching the index. Also limits
-how many equal replies are considered at each place in the index."""
+how many identical replies are considered at each place in the index."""
 
 
 class ConversationBook:
@@ -102,12 +102,13 @@ class ConversationBook:
             caller: The task or thread that made the call. If several conversations match equally
                 well, we prefer the caller's own.
             renderer: The renderer to use (``self.renderer``, or a copy for a worker thread).
-            max_chars: Maximum number of characters to read and render here (None: no limit).
+            max_chars: Maximum number of characters to read and render (None: no limit).
 
         Raises:
             openai.BadRequestError: A message or a tool cannot be read or rendered, or the prompt is
                 too long (code ``context_length_exceeded``).
-            LongTextError: The request has more than ``max_chars``. Nothing is changed.
+            LongTextError: More than ``max_chars`` characters must be read or rendered. Nothing is
+                changed.
         """
         self.latest_drift = None
         try:
@@ -238,8 +239,8 @@ class ConversationBook:
     ) -> tuple[Point | None, Point | None]:
         """Find the last known reply on a request's path, and the last one with the same tools.
 
-        If several replies are equal, prefer one at the end of its conversation, then one from the
-        same caller, then the most recent one.
+        Among identical replies, prefer one at the end of its conversation, then one from the same
+        caller, then the most recent one.
         """
         last: Point | None = None
         for place in reversed(places):

@@ -31,7 +31,7 @@ class Speaker(NamedTuple):
 
     prompt: tuple[Key, ...]  # keys of the leading system messages
     tools: frozenset[str]  # tool names
-    opening: Key  # key of the next message; distinguishes an agent's conversations
+    opening: Key  # key of the first non-system message; distinguishes an agent's conversations
 
     @classmethod
     def of(cls, entries: Sequence[Entry], tools: Iterable[Any] | None) -> "Speaker":
@@ -43,8 +43,8 @@ class Speaker(NamedTuple):
     def differs_from(self, speaker: "Speaker") -> bool:
         """Return whether two requests come from different agents.
 
-        They do if the system prompts differ, or if each has a tool that the other one lacks. An
-        agent that only gains or only loses tools is still the same agent.
+        Agents are different if their system prompts differ, or if each has a tool that the other
+        one lacks. An agent that only gains or only loses tools is still the same agent.
         """
         both_gained = self.tools - speaker.tools and speaker.tools - self.tools
         return self.prompt != speaker.prompt or bool(both_gained)
@@ -100,7 +100,7 @@ class PrefixTree(Generic[P]):
         return reversed(self._by_calls.get((place, call_names(message.get("tool_calls", ()))), ()))
 
     def with_same_content(self, place: int, entry: Entry) -> P | None:
-        """Return the latest reply at ``place`` that equals a message except for call ids."""
+        """Return the latest reply at ``place`` that matches a message except for its call ids."""
         key = entry.key if entry.message.get("tool_calls") else None
         is_reply = isinstance(key, tuple) and key[0] == "reply"
         return self._by_content.get((place, key_without_ids(key))) if is_reply else None
@@ -141,9 +141,9 @@ class PrefixTree(Generic[P]):
         return after
 
     def latest_equal(self, entry: Entry, before: Key | None) -> P | None:
-        """Return the latest reply that equals an agent's message, if any.
+        """Return the latest reply that matches an agent's message, if any.
 
-        Replies without tool calls can be equal by chance, so we also require the message before
-        them to be equal.
+        Replies without tool calls can be identical by chance, so the messages before them must
+        match as well.
         """
         return self._by_key.get((None if entry.message.get("tool_calls") else before, entry.key))

@@ -6,7 +6,7 @@ The rules are checked in this order:
     2. Every observation is a non-empty prompt whose tokens are in the tokenizer's vocabulary.
     3. Every observation matches what the renderer produces for the conversation. Only the text has
        to match, because sampled tokens are kept even if the renderer would tokenise differently.
-    4. A step after the end of the episode is refused.
+    4. A ``step`` after the end of the episode raises an error.
     5. If the Env is closed during a call, the agent ends and leaves no tasks or threads running.
     6. The agent handles empty, truncated and malformed replies, or raises an exception.
 
@@ -33,7 +33,7 @@ DEFAULT_REPLIES = ("Hello.", "Guess: 5", "yes", "I am 7", '{"answer": 42}')
 """Default model replies. They are repeated in a loop."""
 
 MAX_TURNS = 200
-"""Number of calls after which ``check_env`` assumes that the agent never ends."""
+"""Maximum number of calls. An agent that exceeds it is assumed never to end."""
 
 _Reply = tuple[list[int], ActionExtra]
 
@@ -49,9 +49,9 @@ def check_env(
     Args:
         env: An unused ``ChatAgentEnv`` (a new Env with the same agent, task and options is created
             for each episode), or an agent that takes only the client.
-        replies: The model's replies, which are repeated in a loop. They must cause your agent to
-            end at some point.
-        max_turns: Number of calls after which we assume that the agent never ends.
+        replies: The model's replies, which are repeated in a loop. They must make your agent end
+            eventually.
+        max_turns: Maximum number of calls. An agent that exceeds it is assumed never to end.
 
     Raises:
         EnvCheckError: A rule is broken. The message states the rule and how to fix the problem.
@@ -118,7 +118,7 @@ class _Check:
     async def _play(
         self, env: ChatAgentEnv, turns: int, replies: Sequence[_Reply], *, checks: bool = False
     ) -> StepResult | InitialObservationOverflow | None:
-        """Play up to ``turns`` turns. Return the final result, or None if the episode goes on."""
+        """Play up to ``turns`` turns. Return the final result (None if the episode did not end)."""
         first = await env.initial_observation()
         if isinstance(first, InitialObservationOverflow):
             return first
@@ -219,7 +219,7 @@ class _Check:
 
 
 def _texts(prompt: FlatPrompt, renderer: PromptRenderer) -> list[object]:
-    """Return the text without whitespace and thinking tags (which may vary), and the images."""
+    """Return the text, minus whitespace and thinking tags (both may vary), then the images."""
     chunks = [element for element in prompt if not isinstance(element, int)]
     text = renderer.decode([t for t in prompt if isinstance(t, int)])
     return [re.sub(r"</?think>|\s+", "", text), *chunks]

@@ -1,4 +1,4 @@
-"""How an episode can end, and what this adds to the last transition.
+"""How an episode can end, and what each ending adds to the last transition.
 
 agent returns                     reward, ``stop/completed`` (``stop/truncated`` if truncated)
 agent raises                      ``AgentError``, or ``stop/agent_error`` and ``on_agent_error``
@@ -43,7 +43,7 @@ from evert.bridge.redaction import redacted, redacted_logs
 from evert.bridge.tracebacks import agent_traceback, leaves, name_and_message
 
 PEER_STOPPED = "peer_stopped"
-"""Stop reason for a seat whose episode was ended at another seat (``seats.py``)."""
+"""Stop reason for a seat whose episode ended because another seat stopped (``seats.py``)."""
 
 
 NO_CALL = "no_llm_call"
@@ -62,7 +62,7 @@ CUT_REPLY = "The model's last reply was truncated at max_tokens."
 """Added to the error message of a failure, because the truncation may have caused it."""
 
 CUT = f"{STOP_METRIC_PREFIX}length"
-"""Metric that is 1 for turns whose reply was truncated, and otherwise 0. The Cookbook uses the
+"""Metric that is 1 for turns whose reply was truncated, and 0 otherwise. The Cookbook uses the
 first ``stop/...`` metric as the stop reason, so this one must come later."""
 
 AGENT_TIMEOUT = "agent_timeout"
@@ -148,7 +148,7 @@ class Account:
         return reward
 
     def take_late_reward(self) -> float:
-        """Discard notes for transitions already returned, but return the sum of their rewards."""
+        """Discard notes for transitions already returned, but return the sum of the rewards."""
         late = self.inbox.notes.take_late() if self.inbox is not None else []
         return sum(put_note(note, {}, {}) for note in late)
 
@@ -242,7 +242,7 @@ class Account:
         return ending
 
     def explained(self, text: str) -> str:
-        """Extend a failure's error message with hints about possible causes."""
+        """Append hints about possible causes to a failure's error message."""
         candidates = [CUT_REPLY * self.was_cut, *(hint() for hint in self.hints)]
         hints = [hint for hint in candidates if hint and hint not in text]
         if hints and text and text[-1] not in ".!?":
@@ -251,7 +251,7 @@ class Account:
 
 
 def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
-    """Return the value of a reward. Add any other note to ``metrics`` or ``logs``; return 0.0."""
+    """Return a reward's value. Add any other note to ``metrics`` or ``logs``, and return 0.0."""
     if note.kind == "reward":
         return float(note.value)
     if note.kind == "metric":

@@ -146,7 +146,7 @@ class ChatAgentEnv(Env):
         return upcoming.as_overflow()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
-        """Resume the agent with a sampled action, and wait for its next call or its end.
+        """Resume the agent with a sampled action, and wait until it makes its next call or ends.
 
         Args:
             action: The sampled token ids, which are kept unchanged. ``SampledTokens`` also contain
@@ -204,7 +204,7 @@ class ChatAgentEnv(Env):
         return observation
 
     def set_parse_error_policy(self, policy: ParseErrorPolicy) -> None:
-        """Set the policy for replies that cannot be parsed. Called by the runner."""
+        """Set what to do with replies that cannot be parsed. Called by the runner."""
         self._turns.parse_errors = ParseErrors(policy)
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
@@ -240,7 +240,7 @@ class ChatAgentEnv(Env):
 
     @property
     def is_running(self) -> bool:
-        """Whether the agent was started and has not ended yet."""
+        """Whether the agent has started but not yet ended."""
         return self._turns.episode is not None and not self._turns.episode.is_over
 
     @property
@@ -250,7 +250,7 @@ class ChatAgentEnv(Env):
         return None if outstanding is None else outstanding.call.request
 
     def request_of(self, observation: Observation) -> ChatRequest | None:
-        """Return the agent's call that an observation belongs to, or None.
+        """Return the agent call that led to an observation, or None.
 
         This is for policies that read messages instead of tokens. It must be called while the
         observation is being sampled, with the same object that was passed to the policy.
@@ -266,7 +266,7 @@ class ChatAgentEnv(Env):
 
     @property
     def drift(self) -> Counter[Drift]:
-        """How often a conversation could not be continued token for token, by cause."""
+        """How many times a conversation could not be continued token for token, by cause."""
         return self._turns.book.drift
 
     def report(self) -> Metrics:

@@ -90,7 +90,7 @@ class OpenCalls:
         self.queue, self.overlap = queue, overlap
         if (inbox := self._account.inbox) is None:
             return
-        room = (self.max_calls or 1) - 1  # the runner has one more
+        room = (self.max_calls or 1) - 1  # leave one for the runner
         for number, outstanding in enumerate([*inbox.submitted.values()]):
             if outstanding.sample is not None:
                 outstanding.sample.task.cancel()  # so the runner will sample the call
@@ -119,7 +119,7 @@ class OpenCalls:
     async def react(self) -> None:
         """Give the agent time to react to a reply if other calls are pending.
 
-        Otherwise this isn't needed, since the Env waits for the agent's next call or end anyway.
+        If none are pending, the Env waits for the agent's next call or its end anyway.
         """
         inbox = self._account.inbox
         if not self.overlap and (inbox is None or not inbox.has_calls):

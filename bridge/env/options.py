@@ -43,7 +43,7 @@ class EnvSettings:
     """The options of an Env, with defaults.
 
     Attributes:
-        renderer: A Cookbook renderer (default: the one for ``evert-tiny``, the included model).
+        renderer: A Cookbook renderer (default: the one for the bundled model ``evert-tiny``).
         policy_names: One or more model names that the agent can use to call the policy. ``*``
             matches any text, so "gpt-*" matches all names with that prefix, and "*" matches all
             names except those of frozen models.
@@ -53,12 +53,12 @@ class EnvSettings:
         context_length: Context length of the policy in tokens, including the reply. Longer prompts
             get a 400 error, and replies are truncated at the end of the context. None means that
             the length is unknown, so the sampler has to enforce it.
-        agent_timeout: Maximum number of seconds between two calls of the agent, or None for no
+        agent_timeout: Maximum number of seconds between two of the agent's calls, or None for no
             limit.
         on_agent_error: Reward for an episode in which the agent raised or timed out. If None,
             ``step`` raises ``AgentError`` (from the agent's exception) or ``AgentTimeoutError``.
         on_truncation: What to do with a truncated reply: "deliver" passes it to the agent with
-            ``finish_reason="length"``; "end" ends the episode, like ``EnvFromMessageEnv`` does.
+            ``finish_reason="length"``; "end" ends the episode, as ``EnvFromMessageEnv`` does.
         parse_error_policy: The Cookbook's policy for replies that cannot be parsed. If None, the
             agent gets the unparsed text, and the transition gets the metric ``parse_error``.
         context_overflow_reward: Reward to add if a prompt that is too long or a truncated reply

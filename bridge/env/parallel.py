@@ -27,7 +27,7 @@ class ParallelRollouts(RolloutStrategy):
     """Wraps a rollout strategy and samples an agent's overlapping calls in parallel.
 
     The wrapped strategy decides which failures to tolerate and what to retry. If an agent's calls
-    never overlap, its rollouts are identical to those without this class. Rewards, metrics and logs
+    never overlap, its rollouts are the same as without this class. Rewards, metrics and logs
     recorded by the agent are attributed to the call that was last answered in the same task or
     thread. Envs from other libraries are played as usual.
 

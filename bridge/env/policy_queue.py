@@ -41,7 +41,7 @@ class PolicyQueue(TokenCompleter):
         self.max_calls = max_calls
         self._is_timed = is_timed
         self._policy = policy
-        # In an agent's context, take-over would intercept the policy's own requests.
+        # Don't sample in an agent's context: take-over would intercept the policy's requests.
         self._context = contextvars.copy_context()
         self._samples: WeakValueDictionary[int, Sample] = WeakValueDictionary()
 

@@ -35,8 +35,8 @@ class ParseErrors:
     ) -> Verdict:
         """Decide what to do with a reply, and update its turn's reward, metrics and logs.
 
-        Consecutive errors are counted separately for each ``row``. If calls overlap, it is the
-        call; otherwise, it is None. ``one_call`` means that the agent allows at most one tool call.
+        Consecutive errors are counted separately for each ``row``, which is the call if calls
+        overlap, and None otherwise. ``one_call`` means that the agent allows at most one tool call.
         In this case, an invalid call is an error even if the reply also contains a valid one.
         """
         if problem is None:
@@ -81,8 +81,8 @@ class FormatRetries:
     ) -> tuple[Reply, Message | None]:
         """Return the reply for the agent and, if a retry is needed, the message that asks for it.
 
-        Consecutive errors are counted separately for each ``row``. If calls overlap, it is the
-        call; otherwise, it is None.
+        Consecutive errors are counted separately for each ``row``, which is the call if calls
+        overlap, and None otherwise.
         """
         if reply.finish_reason == "length":
             return reply, None

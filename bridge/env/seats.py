@@ -192,7 +192,7 @@ class _SeatTable:
         self.seats = seats
         self.seed = seed
         self.occupied: set[str] = set()
-        self.loop: asyncio.AbstractEventLoop | None = None  # the loop that plays the seats
+        self.loop: asyncio.AbstractEventLoop | None = None  # the event loop that plays the seats
         self.episode: Episode | None = None
         self.problem: BaseException | None = None
         self.settled = asyncio.Event()  # the episode has started, or will never start

@@ -203,7 +203,7 @@ class Turns:
     async def _ask_again(
         self, outstanding: Outstanding, turn: Turn, reply: Reply, correction: Message
     ) -> Upcoming:
-        """Add an invalid action and a correction to the prompt. The agent does not see either."""
+        """Add an invalid action and a correction to the prompt. The agent sees neither."""
         if (reason := self._stop_reason()) is not None:
             return await self._stop(reason)
         conversation = outstanding.conversation

@@ -59,7 +59,7 @@ TASK: Final = "task"
 
 
 ENV_STOP: Final = "env_stop/"
-"""Metric prefix for the reason why an environment played by the agent stopped."""
+"""Metric prefix for the stop reason of an environment that the agent played."""
 
 
 @dataclass(frozen=True)

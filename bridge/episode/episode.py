@@ -129,7 +129,7 @@ class Episode:
                 target=context.run,
                 args=(self._run_in_thread, agent),
                 name=name,
-                daemon=True,  # don't let a hanging agent keep the process alive
+                daemon=True,  # don't let a hung agent keep the process alive
             )
             self._thread.start()
 
@@ -357,7 +357,7 @@ class Episode:
             return
         try:
             target = self.routes.find(call.request.model)
-        except Exception as error:  # a 400, or the name is a str subclass that raises
+        except Exception as error:  # a 400, or whatever a str subclass raises
             call.refuse(error)
             return
         self.has_called = True
@@ -375,8 +375,8 @@ class Episode:
         self._late_calls += 1
         if self._late_calls > REFUSALS_BEFORE_ABORT:
             return AgentAborted(
-                f"The agent {self.form.name} kept calling the model, although "
-                f"{REFUSALS_BEFORE_ABORT} errors had reported that its episode is over."
+                f"The agent {self.form.name} kept calling the model, even though "
+                f"{REFUSALS_BEFORE_ABORT} errors had reported that its episode was over."
             )
         return self._refusal()
 
@@ -391,7 +391,7 @@ class Episode:
 
 
 def _detach(task: "asyncio.Task[None]") -> None:
-    """Unregister the task of a hanging agent, so that the event loop does not wait for it."""
+    """Unregister a hung agent's task, so that the event loop does not wait for it."""
     if not task.done():
         _detached_tasks.add(task)
         task.add_done_callback(_detached_tasks.discard)

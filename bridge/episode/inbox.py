@@ -286,7 +286,8 @@ class Inbox(Generic[P]):
     def _on_timer(self, patience: float) -> None:
         """Time out the current wait, or restart the timer if the deadline has moved.
 
-        We reuse the timer across turns, because a new one would add about 10% to each turn's time.
+        We reuse the timer across turns, because creating a new one would make each turn about 10%
+        slower.
         """
         self._timer = None
         if self._waiter is None or self._waiter.done():

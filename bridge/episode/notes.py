@@ -12,7 +12,7 @@ class Note(NamedTuple):
     kind: Literal["reward", "metric", "log"]
     key: str  # "" for a reward
     value: Any
-    turn: int | None = None  # index of the action it belongs to; None: the next transition
+    turn: int | None = None  # index of its action (None if it belongs to the next transition)
 
 
 class Notes:
@@ -63,7 +63,7 @@ class Notes:
 
 
 def speaker() -> object:
-    """Return the current asyncio task, or the current thread outside of a task."""
+    """Return the current asyncio task or, outside of a task, the current thread."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # this thread has no event loop

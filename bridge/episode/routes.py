@@ -40,7 +40,7 @@ class Routes:
         frozen: Frozen models by name.
 
     Attributes:
-        strangers: Model names that the agent used but nothing here answers, in order of first use.
+        strangers: Model names that the agent used but that have no target, in order of first use.
         instead: If set, this function answers all calls that would otherwise go to an inbox.
     """
 

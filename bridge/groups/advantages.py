@@ -102,7 +102,7 @@ def totals(turns: Sequence[Sequence[Transition]], final_rewards: Sequence[float]
 
 
 def padded(rows: Sequence[Sequence[float]]) -> Floats:
-    """Stack rows in one array, padded with NaN to the length of the longest row."""
+    """Stack rows into one array, padded with NaN to the length of the longest row."""
     array = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
     for number, row in enumerate(rows):
         array[number, : len(row)] = row
@@ -184,7 +184,7 @@ def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
 
 
 def _levels(nested: Any) -> list[list[Any]]:
-    """Return the elements at each depth, down to the first depth that contains a non-list."""
+    """Return the elements at each nesting depth, down to the first that has a non-list."""
     levels = [[nested]]
     while levels[-1] and all(isinstance(element, list) for element in levels[-1]):
         levels.append([*chain.from_iterable(levels[-1])])

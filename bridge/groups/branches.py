@@ -34,7 +34,7 @@ class BranchEnv(ChatAgentEnv):
         turn: The first sampled turn. Earlier turns are replayed from the record.
         agent: The agent.
         task: The task (default: the recorded task).
-        **options: Options for ``ChatAgentEnv``. Limits include the replayed turns.
+        **options: Options for ``ChatAgentEnv``. Replayed turns count towards the limits.
 
     Attributes:
         earned: Reward of the replayed turns, which is not part of the trajectory's reward.

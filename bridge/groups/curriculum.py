@@ -107,7 +107,7 @@ class Curriculum:
 
 
 def make_sampler(source: Any, tasks: int, batch_size: int, seed: int) -> Sampler | None:
-    """Create a sampler from an object, a function or an import path. None and "" give None."""
+    """Create a sampler from an object, a function or an import path. Return None for None or ""."""
     if source is None or source == "":
         return None
     sampler: Any = source

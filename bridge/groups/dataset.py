@@ -31,7 +31,7 @@ from evert.bridge.tokens.bases import BASE_MODEL, BASE_RENDERER, model_renderer
 
 
 class AgentDataset(RLDataset):
-    """A Cookbook dataset that lets an agent play a sequence of tasks.
+    """A Cookbook dataset in which an agent plays a sequence of tasks.
 
     Args:
         agent: The agent, or its import path.
@@ -45,9 +45,9 @@ class AgentDataset(RLDataset):
             seed, the task, the index of the episode in its group and, in training, the batch.
         sampler: Chooses the tasks of each batch and receives their rewards. The number of batches
             stays the same. By default, every task is used once per epoch.
-        sampler_log: File for logging the rewards of the sampler (default: no log). If the file
-            exists, the sampler first receives the logged rewards of all steps before the first
-            requested batch.
+        sampler_log: File for logging the sampler's rewards (default: no log). If the file exists,
+            the sampler first receives the logged rewards of all steps before the first requested
+            batch.
         opponents: Chooses frozen models for seats (``opponents.py``). By default, the policy plays
             all seats.
         held_out: Whether the tasks are for evaluation. Otherwise, groups without any trainable
@@ -198,9 +198,9 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         "all seats).",
     )
     test_opponents: Any | None = chz.field(
-        default=None, munger=_keep, doc="Chooses frozen models for seats in tests, e.g. Against."
+        default=None, munger=_keep, doc="Frozen models for seats in test episodes, e.g. Against."
     )
-    model_name: str = chz.field(default=BASE_MODEL, doc="Name of the model, for its tokenizer.")
+    model_name: str = chz.field(default=BASE_MODEL, doc="Name of the model whose tokenizer to use.")
     renderer_name: str = chz.field(default=BASE_RENDERER, doc="Name of a Cookbook renderer.")
     limits: RolloutLimits | None = chz.field(default=None, doc="Limits for an episode.")
     seats: Sequence[str] = chz.field(

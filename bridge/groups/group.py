@@ -1,4 +1,4 @@
-"""``ChatAgentGroupBuilder``: a picklable object for several episodes of an agent on one task."""
+"""``ChatAgentGroupBuilder``: a picklable builder for one agent's episodes on one task."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BatchPosition:
-    """Position in a training batch: group ``number`` (from 0) of ``groups`` in batch ``index``."""
+    """Position in training: group ``number`` (from 0) out of ``groups``, in batch ``index``."""
 
     index: int
     groups: int
@@ -211,8 +211,8 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
 
         Raises:
             AllTrajectoriesFailedError: A training group has no trainable tokens. We raise because
-                a batch without data would fail. The Cookbook then drops the group, whatever the
-                rollout strategy.
+                a batch without data would fail. The Cookbook then drops the group, regardless of
+                the rollout strategy.
         """
         if self.batch is not None and not any(map(can_be_learned_from, trajectory_group)):
             raise AllTrajectoriesFailedError(

@@ -23,7 +23,7 @@ from evert.bridge.models.frozen import FrozenModel
 from evert.bridge.models.tinker_model import TinkerModel
 
 Opponents: TypeAlias = Callable[[Sequence[str], int, int, int], Mapping[str, FrozenModel]]
-"""Takes the seat names, the step, the task index and the group's seed, and returns a dict from
+"""Takes the seat names, the step, the task index and the group's seed, and returns a dict that maps
 seats to frozen models. At least one seat must be left for the policy."""
 
 
@@ -50,7 +50,7 @@ class League:
     """Uses a run's past checkpoints (except rolling ones) as opponents of the current policy.
 
     Attributes:
-        log_path: The folder of the run, where the Cookbook lists its checkpoints.
+        log_path: The run's folder, where the Cookbook lists the checkpoints.
         share: Fraction of groups (0 to 1) in which an opponent plays a random seat.
         max_tokens: Maximum tokens per opponent reply.
         renderer_name: The renderer used in the run.

@@ -1,4 +1,4 @@
-"""``load_tasks`` loads the tasks for a setting, and ``check_tasks`` validates a task sequence."""
+"""``load_tasks`` loads the tasks that a setting names; ``check_tasks`` validates a sequence."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

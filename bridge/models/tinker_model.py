@@ -33,7 +33,7 @@ class TinkerModel:
     """A frozen model that is sampled with the engine in use: a base model or saved weights.
 
     Attributes:
-        base_model: Name of the base model (default: the base of ``model_path``).
+        base_model: Name of the base model (default: the base model of ``model_path``).
         model_path: A ``tinker://`` path or, with the embedded engine, a checkpoint folder (default:
             the weights of the base model).
         renderer_name: Name of a Cookbook renderer (default: the one for the base model).
@@ -120,7 +120,7 @@ _lock = threading.Lock()
 _open: "WeakKeyDictionary[type, dict[tuple[str | None, ...], Future[OpenWeights]]]" = (
     WeakKeyDictionary()
 )
-"""Opened weights by ``ServiceClient`` class (each engine has its own), freed with that class."""
+"""The open weights of each ``ServiceClient`` class (one per engine), freed with the class."""
 
 
 async def open_weights(model: TinkerModel) -> OpenWeights:
@@ -141,7 +141,7 @@ async def open_weights(model: TinkerModel) -> OpenWeights:
 def register_client(
     model: TinkerModel, client: tinker.SamplingClient, context_length: int | None
 ) -> None:
-    """Use a client that was created by another process for all further samples of the model.
+    """From now on, sample the model with a client that another process created.
 
     This replaces any earlier client. A worker may outlive an engine, and the client of a closed
     engine no longer works.

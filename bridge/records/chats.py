@@ -28,7 +28,7 @@ from evert.bridge.tokens.template import TemplateRenderer
 from evert.bridge.tokens.template_variables import template_of
 
 FORM, FIELDS, TEXT = "form", "fields", "text"
-"""A field of recorded calls and its values. It is null if neither form reproduces the tokens."""
+"""A field of recorded calls, and its values (null if neither form reproduces the tokens)."""
 
 
 def form_of(record: RolloutRecord, turn: int) -> str:
@@ -126,7 +126,7 @@ def _is_same(record: RolloutRecord, turn: int, form: str, renderer: Renderer) ->
 
 
 def _tokens(row: Row, renderer: Renderer) -> list[int]:
-    """Render a conversation to tokens like a trainer would."""
+    """Render a conversation to tokens the way a trainer would."""
     messages = row["messages"]
     if not isinstance(renderer, TemplateRenderer):  # TrainOnWhat only affects the loss weights
         model_input, _ = renderer.build_supervised_example(messages, TrainOnWhat.ALL_MESSAGES)

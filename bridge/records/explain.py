@@ -72,7 +72,7 @@ def harmless(text: Text) -> Text:
 
 
 def calling(transition: Transition, length: int) -> Text:
-    """Show who made the call, and how many tokens the prompt (``length``) and the reply have."""
+    """Show who made the call, and the token counts of the prompt (``length``) and the reply."""
     text = Text()
     for key, what in ((CALLER, "called by"), (LINEAGE, "lineage")):
         if (value := transition.logs.get(key)) is not None:

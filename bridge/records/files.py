@@ -5,14 +5,14 @@ from pathlib import Path
 from evert.bridge.errors import RecordError
 
 ROLLOUTS = "rollouts"
-"""Name of the folder with the rollouts of a run or an evaluation (``.jsonl`` if it is a file)."""
+"""Name of the folder with the rollouts of a run or an evaluation (plus ``.jsonl`` if a file)."""
 
 TRACES = "[0-9]" * 6 + ".json"
 """Pattern for the files written by ``evert export format=atif``, one per trace."""
 
 
 def record_files(path: str | Path) -> list[Path]:
-    """Return the rollout files at a path, which is a file or a folder (such as that of a run).
+    """Return the rollout files at a path, which is a file or a folder (such as a run folder).
 
     Raises:
         RecordError: There are no rollouts.

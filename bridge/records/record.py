@@ -247,7 +247,7 @@ def read_records(
 
     Raises:
         RecordError: There are no rollouts, or a line is damaged or has a different schema version.
-            In the latter cases, the message names the file and, in ``.jsonl`` files, the line.
+            In the last two cases, the message names the file and, in ``.jsonl`` files, the line.
     """
     for file in record_files(path):
         broken = 0

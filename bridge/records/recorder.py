@@ -36,8 +36,8 @@ class Recorder:
         share: Fraction of the groups in each ``AgentDataset`` batch to write. Must be greater than
             0. The first group of a batch is always written.
 
-    When a recorder is pickled to a ``PoolRollouts`` process, it collects the rows there. The rows
-    are sent back with the group, and this process writes them. With other executors, they are lost.
+    When a recorder is sent to a ``PoolRollouts`` process, it collects the rows there. The rows are
+    sent back with the group, and this process writes them. With other executors, they are lost.
     """
 
     def __init__(self, path: str | Path, share: float = 1.0) -> None:

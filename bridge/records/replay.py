@@ -27,10 +27,10 @@ from evert.bridge.records.sequences import shared
 from evert.bridge.tokens.token_log import FlatPrompt, flatten
 
 MOMENT = 0.01
-"""Seconds between checks whether the agent has given up a call."""
+"""Seconds between checks for whether the agent has given up a call."""
 
 GIVING_UP = 5.0
-"""How many seconds the agent has to give up a concurrent call that is not in the record. Calls that
+"""Seconds to wait for the agent to give up a concurrent call that is not in the record. Calls that
 were given up before the reply was sampled are not recorded, so the agent must give them up again.
 """
 
@@ -180,7 +180,7 @@ class ReplayPolicy(TokenCompleter):
 
 
 def _has_met(record: RolloutRecord, *turns: int) -> bool:
-    """Return whether overlapping calls were sampled concurrently at one of these turns."""
+    """Return whether overlapping calls were sampled concurrently at any of these turns."""
     steps = record.row["steps"]
     return any(steps[turn].get("call", {}).get("met") for turn in turns if turn < record.turns)
 
@@ -200,7 +200,7 @@ async def replay(
     task: object = NO_TASK,
     **options: Unpack[EnvOptions],
 ) -> Trajectory:
-    """Run an agent again with the recorded replies and seed instead of a model.
+    """Run an agent again with the recorded seed, and recorded replies instead of a model.
 
     Calls that were sampled concurrently are answered in the recorded order.
 
@@ -243,6 +243,6 @@ def _quoted(messages: Sequence[Row]) -> str:
 def _in_tokens(then: FlatPrompt, now: FlatPrompt) -> str:
     return (
         f"The prompt has {len(now)} tokens and the recorded prompt has {len(then)}; the first "
-        f"{shared(then, now)} tokens are equal. To see which message differs, use evert.replay or "
+        f"{shared(then, now)} tokens match. To see which message differs, use evert.replay or "
         "ReplayPolicy(record, env)."
     )

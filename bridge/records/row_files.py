@@ -23,7 +23,7 @@ LONGEST = 2**24
 
 KINDS = (".jsonl", ".csv", ".parquet")
 EXPECTED = (
-    f"a file ({', '.join(KINDS)}), the folder of a dataset or of records, or an import path "
+    f"a file ({', '.join(KINDS)}), a folder with a dataset or records, or an import path "
     "'package.module:name'"
 )
 

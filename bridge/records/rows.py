@@ -4,7 +4,7 @@ The rows are compatible with programs that read the Cookbook's files
 (``serialize_rollout_summaries``). The additional fields are listed in ``docs/records.md`` and
 versioned by ``SCHEMA``.
 
-Steps are in the order of play. To save space, a prompt or a call only contains what is new compared
+Steps are in the order of play. To save space, a prompt or a call contains only what is new relative
 to the earlier step that it continues.
 """
 
@@ -85,8 +85,8 @@ def _versions() -> dict[str, str]:
 def _task(task: object) -> Row:
     """Return the fields that describe the task.
 
-    A task that survives a JSON round trip is stored as it is. For any other task, the start of its
-    ``repr`` is stored, and also the full ``repr`` if that is a Python literal.
+    A task that survives a JSON round trip is stored as is. For any other task, the start of its
+    ``repr`` is stored, along with the full ``repr`` if that is a Python literal.
     """
     if task is NO_TASK:
         return {}

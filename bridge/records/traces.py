@@ -42,7 +42,7 @@ RECENT = 64
 """How many preceding turns to search for the one that a turn continues."""
 
 UNTRAINED = {"parse_error_masked": 1.0, "untrained": 1.0}
-"""Metrics of a turn that is not trained on (``bridge/env/pending.py``, which loads torch)."""
+"""Metrics of an untrained turn. Copied from ``bridge/env/pending.py``, which loads torch."""
 
 TASK = {"task", "task_repr", "task_literal"}
 

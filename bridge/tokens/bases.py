@@ -4,8 +4,8 @@
     evert-tiny-20q    knows the nouns of Twenty Questions
     evert-tiny-moves  reads a tic-tac-toe board and a Blackjack hand
 
-Each base is a folder in Hugging Face format, created with ``python -m bases``, that contains a
-tokenizer and weights for the embedded engine. The bridge itself only needs the tokenizer of
+Each base model is a folder in Hugging Face format, created with ``python -m bases``, that contains
+a tokenizer and weights for the embedded engine. The bridge itself only needs the tokenizer of
 ``evert-tiny``. It is the default in ``ChatAgentEnv``, so a single argument is enough to create an
 Env, and no network access is needed.
 """
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BASE_MODEL = "evert-tiny"
-"""The model name of the default base, as used in settings and in the Cookbook."""
+"""The name of the default base model, as used in settings and in the Cookbook."""
 
-BASES = (BASE_MODEL, "evert-tiny-20q", "evert-tiny-moves")  # model names of all shipped bases
-BASE_RENDERER = "qwen3_instruct"  # the Cookbook renderer that the bases were trained with
+BASES = (BASE_MODEL, "evert-tiny-20q", "evert-tiny-moves")  # all bundled base models
+BASE_RENDERER = "qwen3_instruct"  # the Cookbook renderer that they were trained with
 
 TEMPLATE, HERMES = "template", "template_hermes"
 """Renderers that use the model's chat template (``template.py``); HERMES adds Hermes tools."""
 
 
 def base_path(name: str = BASE_MODEL) -> Path:
-    """Return a base's folder (``config.json``, ``model.safetensors``, ``tokenizer.json``)."""
+    """Return a base model's folder (``config.json``, ``model.safetensors``, ``tokenizer.json``)."""
     return Path(str(files("evert"))) / "bases" / name
 
 
 @cache
 def base_tokenizer(name: str = BASE_MODEL) -> Any:
-    """Load a base's tokenizer (once per process)."""
-    from transformers import PreTrainedTokenizerFast  # AutoTokenizer imports a second's worth more
+    """Load a base model's tokenizer (once per process)."""
+    from transformers import PreTrainedTokenizerFast  # AutoTokenizer takes 1 s longer to import
 
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(base_path(name))
     # The Cookbook pickles renderers by this name, so it must not be a path on this machine.
@@ -56,7 +56,7 @@ def base_tokenizer(name: str = BASE_MODEL) -> Any:
 
 
 def register_with_cookbook() -> None:
-    """Register evert's renderers and the tokenizers of its bases with the Cookbook."""
+    """Register evert's renderers and the tokenizers of its base models with the Cookbook."""
     from tinker_cookbook.renderers import register_renderer
     from tinker_cookbook.tokenizer_utils import register_tokenizer
 
@@ -68,7 +68,7 @@ def register_with_cookbook() -> None:
 
 @cache
 def default_renderer() -> "Renderer":
-    """Return the renderer of the default base, which Envs use by default."""
+    """Return the renderer of the default base model, which Envs use by default."""
     from tinker_cookbook.renderers import get_renderer
 
     return get_renderer(BASE_RENDERER, base_tokenizer(), model_name=BASE_MODEL)
@@ -147,7 +147,7 @@ def renderer_name_of(base_model: str) -> str:
     """Return the renderer name that the Cookbook recommends for a base model, or ``template``.
 
     Raises:
-        InvalidModelError: The model is not known to the Cookbook, nor is it a base or a folder.
+        InvalidModelError: The model is not known to the Cookbook, bundled with evert, or a folder.
     """
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import get_recommended_renderer_name
@@ -162,8 +162,8 @@ def renderer_name_of(base_model: str) -> str:
         hint = did_you_mean(base_model, BASES, "{}")
         raise InvalidModelError(
             f"The Cookbook does not recommend a renderer for the model {base_model!r}, which is "
-            f"neither a folder nor one of the bases {', '.join(BASES)}.{hint} If the model exists, "
-            "pass the renderer that it was trained with, for example "
+            f"neither a folder nor one of the base models {', '.join(BASES)}.{hint} If the model "
+            "exists, pass the renderer that it was trained with, for example "
             f"renderer_name={BASE_RENDERER}, or renderer_name={TEMPLATE} to use its chat template."
         ) from error
 
@@ -207,7 +207,7 @@ def _image_processor(model_name: str, renderer_name: str) -> Any:
         if folder.is_dir():
             return from_pretrained(AutoImageProcessor, model_name, str(folder))
         return get_image_processor(model_name)
-    except (InvalidModelError, OSError, ValueError) as error:  # only images get a 400
+    except (InvalidModelError, OSError, ValueError) as error:  # text works, images get a 400
         logger.warning(
             "Could not load an image processor for %s, so agents can only send text: %s",
             model_name,

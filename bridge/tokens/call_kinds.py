@@ -73,7 +73,7 @@ class Objects(CallFormat):
 
 @dataclass(frozen=True)
 class Named(CallFormat):
-    """A call is a name, ``middle`` and the arguments, with ``quote`` around each string."""
+    """A call consists of a name, ``middle`` and arguments, with ``quote`` around each string."""
 
     middle: Literal = ()
     quote: str = ""
@@ -92,7 +92,7 @@ class Named(CallFormat):
 
 @dataclass(frozen=True)
 class Keyed(CallFormat):
-    """A call is the name, then each argument's key and value between marks.
+    """A call consists of the name, then each argument's key and value between marks.
 
     Attributes:
         middle: Text between the name and the first key.

@@ -2,8 +2,8 @@
 
 The template renders a made-up call, variants of it (without arguments, with numbers, with unusual
 text), and a pair of calls. Made-up words reveal where names, keys, values and ids go. A number that
-differs between calls is an index, and text that follows every value closes the value. The types of
-formats are tried in turn until one can parse the rendered call.
+differs between calls is an index, and text that follows every value closes the value. Format types
+are tried in turn until one can parse the rendered call.
 
 Some formats cannot be learned from renderings. They are listed in ``TABLE`` and recognised by the
 tokenizer's control tokens.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 Schemas = dict[str, Mapping[str, Any]]
-"""Maps tool names to parameter names to parameter schemas."""
+"""Maps each tool name to a dict from parameter names to their schemas."""
 
 _JSON = json.JSONDecoder()
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")

@@ -36,7 +36,7 @@ class ChatTemplate(LearnedReplies):
         variables: Values for the template's variables, such as ``enable_thinking``.
 
     Attributes:
-        frames: Separators between messages that contain no control token, such as ``[/INST]``.
+        frames: Separators between messages, without control tokens, such as ``[/INST]``.
         is_additive: Whether a message only adds text, without changing the text before it.
 
     Raises:
@@ -117,7 +117,7 @@ class ChatTemplate(LearnedReplies):
         return [frame for frame in frames if len(frame) > 1]
 
     def _adds_up(self, messages: list[Message]) -> bool:
-        """Return whether the messages' tokens, concatenated, equal the conversation's tokens."""
+        """Return whether the messages' tokens, concatenated, match those of the conversation."""
         try:
             expected = self.text(messages, opens=True)
         except Exception:  # the template rejects such conversations, so they never occur

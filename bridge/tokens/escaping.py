@@ -28,7 +28,7 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 
 MARK = f"evertmark{secrets.token_hex(12)}z"
 
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: long strings match fast
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive, so long strings match quickly
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _CACHED_LENGTH = 2000  # in characters; enough for a template's headers and a system prompt

@@ -79,7 +79,7 @@ def _length(value: object, max_chars: int) -> int:
 
 
 def check_tokens(count: int, max_chars: int | None) -> None:
-    """Raise ``LongTextError`` if ``count`` tokens exceed roughly ``max_chars`` characters."""
+    """Raise ``LongTextError`` if ``count`` tokens make more than about ``max_chars`` characters."""
     if max_chars is not None and count * CHARACTERS > max_chars:
         raise LongTextError
 
@@ -143,8 +143,8 @@ _maxima: WeakKeyDictionary[PromptRenderer, list[int]] = WeakKeyDictionary()
 def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
     """Return a lower bound on the tokens in a prompt with these messages, or 0 if unknown.
 
-    There are two bounds: the number of characters in the messages, divided by the largest number in
-    any token; and the same for word starts. The larger one is returned. It is only known if the
+    One bound is the number of characters in the messages, divided by that of the longest token. The
+    other is the same ratio for word starts. The larger one is returned. It is only known if the
     tokenizer preserves all text and the renderer is one of the Cookbook's, which include every
     message in full.
     """
@@ -158,7 +158,7 @@ def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
 
 
 def _token_maxima(renderer: Any) -> list[int]:
-    """For each pattern, return the most matches in a single token; return [] if unknown."""
+    """Return each pattern's maximum number of matches in a single token, or [] if unknown."""
     backend: Any = getattr(renderer.tokenizer, "backend_tokenizer", None)
     is_known = isinstance(getattr(backend, "model", None), BPE)
     is_known = is_known and isinstance(backend.normalizer, NFC | None)

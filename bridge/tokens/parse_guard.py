@@ -1,4 +1,4 @@
-"""Rejects replies that would take a renderer's parser too long.
+"""Rejects replies that a renderer's parser would take too long to parse.
 
 The Cookbook's parsers find tool calls and thoughts with patterns such as
 ``<tool_call>(.*?)</tool_call>``. For every unclosed mark, such a pattern scans to the end of the
@@ -11,7 +11,7 @@ from collections import Counter
 
 from tinker_cookbook.exceptions import RendererError
 
-CHECKED_TOKENS = 300  # shorter replies always parse fast, so they are not checked
+CHECKED_TOKENS = 300  # shorter replies always parse quickly, so they are not checked
 MOST_STEPS = 10_000_000  # how many characters a parser may scan (takes about 0.1 s)
 
 _MARK = re.compile(
@@ -21,12 +21,12 @@ _WHITE_SPACE = re.compile(r"(>?)(\s{100,})")
 
 
 def check_marks(text: str) -> None:
-    """Raise ``RendererError`` if it would take a parser too long to find the marks in a reply."""
+    """Raise ``RendererError`` if a parser would take too long to find the marks in a reply."""
     marks = Counter(_MARK.findall(text))
     unclosed = max((n - marks["/", name] for (end, name), n in marks.items() if not end), default=0)
     steps = unclosed * len(text)
     for mark, spaces in _WHITE_SPACE.findall(text) if marks else ():
-        # Whitespace takes quadratic time, or cubic time after a ">" if a mark is unclosed.
+        # Scanning whitespace takes quadratic time, or cubic after a ">" if a mark is unclosed.
         steps = max(steps, len(spaces) ** (3 if mark and unclosed else 2))
     if steps > MOST_STEPS:
         raise RendererError(

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 TRUST = "HF_TRUST_REMOTE_CODE"
 
 LARGEST_TEXT = 256 * 2**20  # maximum bytes of a ``.json`` or ``.jinja`` file
-LONGEST = 400  # maximum length of a loader's error message, which may quote files of the model
+LONGEST = 400  # maximum length of a loader's error message, which may quote the model's files
 
 
 def code_is_trusted() -> bool:
@@ -32,7 +32,7 @@ def code_is_trusted() -> bool:
 
 @contextmanager
 def trusting_code(trusted: bool) -> Iterator[None]:
-    """Set whether models may run their own code inside the block. Warns if they may."""
+    """Set whether models may run their own code in a ``with`` block. Warns if they may."""
     if trusted:
         logger.warning(
             "trust_remote_code=True: Python code that comes with a model will run with your "
@@ -103,7 +103,7 @@ def check_folder(name: str, folder: Path) -> None:
 def register_folder(name: str) -> None:
     """Make the Cookbook's ``get_tokenizer`` load a folder's tokenizer with ``from_pretrained``.
 
-    By itself, the Cookbook would run any code in the folder. Models that are not folders are still
+    Otherwise, the Cookbook would run any code in the folder. Models that are not folders are still
     loaded by the Cookbook.
     """
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered, register_tokenizer

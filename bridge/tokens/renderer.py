@@ -64,7 +64,7 @@ class PromptRenderer:
         self._name = type(renderer).__name__
         self._tokenizer = MarkedTokenizer(tokenizer, self._control)
         self._renderer = with_tokenizer(renderer, self._tokenizer)
-        if hasattr(renderer, "system_role_as_user"):  # else later system messages fail
+        if hasattr(renderer, "system_role_as_user"):  # otherwise, later system messages fail
             vars(self._renderer)["system_role_as_user"] = True
         for name, value in vars(renderer).items():
             if isinstance(value, tokenizers.Tokenizer):
@@ -157,7 +157,7 @@ class PromptRenderer:
             return self._tokenizer.encode(marked, add_special_tokens=False)
 
     def differ_in_spelling(self, tokens: Sequence[int], other_tokens: Sequence[int]) -> bool:
-        """Return whether the tokens are equal once all control tokens are spelled as text."""
+        """Return whether the tokens match once all control tokens are spelled as text."""
         with self.lock:
             return self._tokenizer.spelled_out(tokens) == self._tokenizer.spelled_out(other_tokens)
 
@@ -224,7 +224,7 @@ class PromptRenderer:
                 new = ((messages[at], _context(messages, at, last_user)) for at in places)
                 return [*renderer.tail(new)]
             if start == 0:
-                flat.extend(renderer._bos_tokens)  # messages rendered alone lack them
+                flat.extend(renderer._bos_tokens)  # ``render_message`` does not add them
             for at in places:
                 rendered = renderer.render_message(messages[at], _context(messages, at, last_user))
                 if rendered.header is not None:
@@ -292,7 +292,7 @@ class PromptRenderer:
 def supervised_example(
     prompts: PromptRenderer, messages: list[Message], train_on: TrainOnWhat
 ) -> tuple[tinker.ModelInput, "torch.Tensor"]:
-    """Return the tokens of a whole conversation with their weights (1 to train on a token or 0)."""
+    """Return the tokens of a whole conversation with their weights (1 if trained on, else 0)."""
     with prompts.lock, prompts._mismatch_errors:
         return prompts._renderer.build_supervised_example(messages, train_on_what=train_on)
 

@@ -12,7 +12,7 @@ from evert.bridge.tokens.escaping import ControlTokens
 
 
 class ControlPosition(NamedTuple):
-    """Where a control token is, as an index into the text and into the tokens."""
+    """The position of a control token: its index in the text, and its index in the tokens."""
 
     name: str
     character: int
@@ -54,7 +54,7 @@ def rendering_after(
 
 
 def _shared(text: str, last: Rendering, control: ControlTokens) -> int:
-    """Count the control tokens of the last prompt that are at the same place in this text."""
+    """Count the control tokens of the last prompt that are in the same place in this text."""
     low, high = 0, min(len(text), len(last.text))
     while low < high:
         middle = (low + high + 1) // 2

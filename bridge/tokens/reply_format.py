@@ -105,7 +105,7 @@ class LearnedReplies(TemplateText):
         return list(dict.fromkeys(stops))
 
     def _end_of_a_reply(self) -> str:
-        """Find the control token that ends a reply, preferably one that never occurs inside."""
+        """Find the control token that ends a reply, preferably one that never occurs within it."""
         inside = self._marks_inside_replies()
         ends: list[tuple[bool, str]] = []
         tail, why = "", ""
@@ -192,7 +192,7 @@ class LearnedReplies(TemplateText):
         return next(pairs, None)
 
     def _before_calls(self, between: str) -> str:
-        """Return the start of ``between`` that also follows a thought if a call comes next."""
+        """Return the leading part of ``between`` that also occurs between a thought and a call."""
         calls = CALLS["tool_calls"]
         reply = Message(role="assistant", content=thinking("Qzthought", ""), tool_calls=calls)
         tail = self.probed(carrier([TOOL], ""), USER, reply).rpartition("Qzthought")[2]

@@ -20,7 +20,7 @@ Row = tuple[str, str]
 """(topic, finding)"""
 
 SYSTEM_PROMPTS, TOOLS, SEVERAL_CALLS = "system prompts", "tools", "several calls in one reply"
-PAST_THOUGHTS, STOPS_EARLY = "thoughts of earlier turns", "what follows a stop inside a reply"
+PAST_THOUGHTS, STOPS_EARLY = "thoughts of earlier turns", "text after a stop token within a reply"
 ONE_SEQUENCE = "one token sequence for a whole conversation"
 """Things that a template may lose."""
 

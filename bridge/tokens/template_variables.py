@@ -1,4 +1,4 @@
-"""The variables that a chat template reads in addition to the conversation, and the date.
+"""The date and the other variables that a chat template reads besides the conversation.
 
 Templates always get the fixed date ``TODAY``, so that a run can be resumed on another day.
 """
@@ -56,7 +56,7 @@ def variables_of(tokenizer: Any) -> set[str]:
 
 
 def _assigned_names(tree: nodes.Template) -> set[str]:
-    """Return the names that the template assigns itself and a run cannot set."""
+    """Return the names that the template itself assigns, so that a run cannot set them."""
     by_use: dict[str, set[str]] = {"store": set(), "param": set(), "load": set()}
     for name in tree.find_all(nodes.Name):
         by_use[name.ctx].add(name.name)

@@ -1,4 +1,4 @@
-"""Validates the arguments of environments.
+"""Validates environment arguments.
 
 Invalid actions, calls in the wrong order and invalid ids raise Gymnasium's own exceptions
 (``gymnasium.error.InvalidAction``, ``ResetNeeded`` and ``RegistrationError``), since that is what

@@ -2,7 +2,7 @@
 
 An observation is the agent's model call, and an action is the reply. ``reset`` draws a task and
 starts the agent (``episode.py``) on the event loop shared by all environments (``loop.py``), and
-``step`` waits for the agent's next call. This module deals with arguments, seeds, spaces and return
+``step`` waits for the agent's next call. This module handles arguments, seeds, spaces and return
 values.
 """
 
@@ -177,7 +177,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         Raises:
             gymnasium.error.InvalidAction: The action is not in the action space.
             gymnasium.error.ResetNeeded: No episode is running.
-            AgentError, AgentTimeoutError, RewardError: As in ``ChatAgentEnv``. Ends the episode.
+            AgentError, AgentTimeoutError, RewardError: As in ``ChatAgentEnv``; the episode ends.
         """
         return self.finish_step(self._run(self.prepare_step(action)))
 
@@ -255,7 +255,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return self._observation(moment), moment.reward, is_over and not truncated, truncated, info
 
     def record_failure(self, problem: BaseException) -> None:
-        """Mark the episode as over because its work failed."""
+        """Mark the episode as over because an operation on it failed."""
         self._why_over = f"the last one ended with {type(problem).__name__}"
 
     def detach_episode(self, why: str) -> AgentEpisode | None:
@@ -290,7 +290,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return self._episode
 
     def _notice_fork(self) -> None:
-        """In a forked child, forget the parent's episode, whose thread does not exist here."""
+        """In a forked child, forget the parent's episode, whose thread the child lacks."""
         if self._loop is not None and not self._loop.is_ours:
             self._episode = self._loop = None
             self._why_over = "the last one was started before this process was forked"

@@ -63,7 +63,7 @@ class Moment:
 
 
 class AgentEpisode:
-    """One run of an agent. Use it on a single event loop, and always ``close`` it."""
+    """A single run of an agent. Use it on only one event loop, and always ``close`` it."""
 
     def __init__(self, env: ChatAgentEnv, renderer: PromptRenderer) -> None:
         self._env = env

@@ -32,7 +32,7 @@ PATIENCE = 5.0
 
 
 class Loop:
-    """A handle to the shared loop, valid until it is left or its owner is garbage-collected.
+    """A handle to the shared loop, valid until ``leave`` or until its owner is garbage-collected.
 
     Attributes:
         at_end: Work to run on the loop before it is released, or None. It must not reference the
@@ -114,10 +114,10 @@ async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], future: Futur
 
 
 class _Shared:
-    """The portal of one process. Its thread runs as long as there are users.
+    """A process's portal. Its thread runs as long as there are users.
 
     A forked child keeps the object and the users that it inherits, because asyncio would complain
-    about their pending tasks if they were garbage-collected.
+    about pending tasks if they were garbage-collected.
     """
 
     def __init__(self) -> None:

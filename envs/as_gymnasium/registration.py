@@ -5,7 +5,7 @@
 
 This module doesn't import torch, tinker or a tokenizer; that happens in ``gymnasium.make``. Agents
 that can be imported are registered by import path, so that the ``EnvSpec`` can be pickled and
-written as JSON. All other objects are wrapped in a ``Kept``, which is shared by deep copies.
+written as JSON. All other objects are wrapped in a ``Kept``, which deep copies share.
 """
 
 import importlib

@@ -82,7 +82,7 @@ def token_space(vocabulary: int) -> spaces.Sequence:
 
 
 def message_observation(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], ...]:
-    """Convert messages to an observation, which keeps only the role and the text."""
+    """Convert messages to an observation, keeping only each message's role and text."""
     return tuple(
         {"role": str(message.get("role")), "content": text_of(message)} for message in messages
     )

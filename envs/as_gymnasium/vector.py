@@ -199,7 +199,7 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
 
 
 class Member(AgentGymEnv):
-    """One environment of the vector. ``reset`` and ``step`` return results prepared in advance.
+    """One of the vector's environments. ``reset`` and ``step`` return results prepared in advance.
 
     Attributes:
         results: The prepared results, in order. If empty, ``reset`` and ``step`` run normally.

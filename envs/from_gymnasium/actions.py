@@ -1,4 +1,4 @@
-"""Finds the names of an environment's actions, and parses replies as actions.
+"""Finds the names of an environment's actions, and parses replies into actions.
 
 For a ``Discrete`` space, a reply is an action's name or number; for array spaces, it is JSON; for
 text spaces, it is the action itself. The names come from ``get_action_meanings()`` (Atari), an
@@ -23,7 +23,7 @@ Env = gymnasium.Env[Any, Any]
 
 @dataclass
 class Actions:
-    """The actions of an environment.
+    """An environment's actions.
 
     Attributes:
         space: The action space.
@@ -42,7 +42,7 @@ class Actions:
         return action if isinstance(action, str) else json.dumps(np.asarray(action).tolist())
 
     def brief(self, action: Any) -> str:
-        """Return an action in as few tokens as possible: as a number if the space is discrete."""
+        """Return an action as text with few tokens: its number if the space is discrete."""
         return str(int(action)) if isinstance(self.space, spaces.Discrete) else self.name(action)
 
     def read(self, reply: str) -> tuple[Any, str]:
@@ -122,7 +122,7 @@ def actions_of(env: Env, parse: Callable[[str], Any] | None = None) -> Actions:
 
 
 def legal_in(env: Env, info: Mapping[str, Any]) -> Sequence[int] | None:
-    """Return the actions allowed by the ``action_mask`` in ``info``, or None without a mask."""
+    """Return the actions allowed by ``info["action_mask"]``, or None if there is no mask."""
     mask, space = info.get("action_mask"), env.action_space
     if mask is None or not isinstance(space, spaces.Discrete) or len(mask) != space.n:
         return None

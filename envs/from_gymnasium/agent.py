@@ -45,8 +45,8 @@ DEMONSTRATED = 8
 class GymAgent:
     """A Gymnasium environment as an agent: the policy reads observations as text and picks actions.
 
-    The task is the seed for ``reset``, or ``{"seed": 7, "options": {...}}``. If the task has no
-    seed, the episode's seed (``client.seed``) is used. Each reward is assigned to the turn of its
+    The task is the seed for ``reset``, or ``{"seed": 7, "options": {...}}``. Without a seed in the
+    task, the episode's seed (``client.seed``) is used. Each reward is assigned to the turn of its
     action, and the episode is truncated if the environment truncates it.
 
     By default, the last line of a reply must contain the name or number of exactly one action, or a
@@ -196,7 +196,7 @@ class GymAgent:
     def demonstrations(self, seed: int) -> Iterator[list[Message]]:
         """Yield an endless stream of conversations with random (but legal) actions.
 
-        They demonstrate the reply format, not how to play well. Each conversation has at most
+        They demonstrate the reply format rather than good play. Each conversation has at most
         ``DEMONSTRATED`` actions.
 
         Raises:

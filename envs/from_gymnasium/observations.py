@@ -28,7 +28,7 @@ def toy_text(env: Env) -> Callable[[Any, Any], str] | None:
 
 
 def plainly(observation: Any) -> str:
-    """Return generic text: strings unchanged, arrays as lists, mappings with a line per key."""
+    """Return generic text: strings unchanged, arrays as lists, mappings with one line per key."""
     if isinstance(observation, Mapping):
         return "\n".join(f"{key}: {plainly(value)}" for key, value in observation.items())
     if isinstance(observation, tuple):

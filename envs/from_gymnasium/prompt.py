@@ -21,7 +21,7 @@ _MARKUP = r"\s*\[<a [^>]*>[^<]*</a>\]|<[^>]*>|!\[[^\]]*\]\([^)]*\)"
 
 
 def prompt_of(env: gymnasium.Env[Any, Any], actions: Actions) -> str:
-    """Return the rules of an environment, with instructions on how to reply."""
+    """Return an environment's rules, with instructions on how to reply."""
     omitted = "Observation Space" if toy_text(env) else ""  # our format is different
     rules = _rules(type(env.unwrapped).__doc__ or "", omitted)
     if not rules:

@@ -1,8 +1,8 @@
 """Gymnasium environments as a taskset: ``evert train tasks=gymnasium:Blackjack-v1``.
 
 The training recipe starts with a warm-up on random actions, which shows a tiny model how to reply,
-followed by RL with seeds as tasks. Games that a shipped base already knows don't need a warm-up.
-The prompt includes the rules, except for the shipped bases, which would not understand them.
+followed by RL with seeds as tasks. Games that a bundled base model already knows don't need a
+warm-up. The prompt includes the rules, unless such a model plays: it would not understand them.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ TEST_TASKS = range(10_000, 10_200)
 """Seeds for ``reset``."""
 
 ILLEGAL = -1.0
-"""Reward for an episode that ends with an illegal reply. If it were 0, a policy that loses most of
-its games would learn to reply illegally; this happened with Blackjack."""
+"""Reward for an episode that ends with an illegal reply. With 0, a policy that loses most of its
+games would learn to reply illegally, as happened with Blackjack."""
 
 KNOWN: Mapping[str, Mapping[str, Any]] = {
-    # Many deals with few hands each, because rewards vary more between deals than between hands.
+    # Many deals with a few hands each, because rewards vary more between deals than within a deal.
     "Blackjack-v1": {
         "model_name": "evert-tiny-moves",
         "warm_up_steps": 0,
@@ -40,7 +40,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
         "eval_every": 50,
     },
 }
-"""Overrides of the recipe for games that a shipped base already knows."""
+"""Overrides of the recipe for games that a bundled base model already knows."""
 
 
 def gymnasium(id: str, **arguments: Any) -> Game:

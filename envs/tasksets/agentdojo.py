@@ -27,7 +27,7 @@ VERSION = "v1.2.2"
 """Benchmark version, the newest one in the package."""
 
 LEFT_OUT = {"manual", "transformers_pi_detector"}
-"""An attack that needs human input, and a defence that downloads a model."""
+"""Not offered: an attack that needs human input, and a defence that downloads a model."""
 
 OFFLINE: Mapping[str, Mapping[str, Any]] = {
     "banking": {"renderer_name": "template_hermes", "max_tokens": 96, "limits.max_turns": 4},
@@ -66,7 +66,7 @@ class AgentDojo:
         attack: The attack that puts injections into tool results (default: no attack).
         defense: The pipeline's defence against injections (default: no defence).
         train_tasks: Training tasks.
-        test_tasks: Held-out tasks. None of their user tasks are used for training.
+        test_tasks: Held-out tasks. None of their user tasks occur in training.
     """
 
     from_path: ClassVar[bool] = True

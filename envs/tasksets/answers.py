@@ -6,7 +6,7 @@ harmless answers, which call nothing but mathematical functions and contain no p
 take long to compute. Any other answer scores 0. All other scorers are safe with any answer, except
 for the one in ``FRACTIONS``.
 
-This is the second line of defence. The first is that scorers run in isolates
+This is the second line of defence. The first is that scorers run in isolated processes
 (``bridge/isolation.py``), which contain whatever gets past these patterns.
 """
 
@@ -17,7 +17,7 @@ LONGEST = {
     "intermediate_integration": 100,  # sympy simplifies it, which can take 20 s for 300 characters
     "simple_integration": 100,
 }
-"""Maximum length of an answer in characters; 2,000 for the other six of the nine scorers."""
+"""Maximum length of an answer in characters; it is 2,000 for the other six of the nine scorers."""
 
 LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
 """Answers are strings and lists, which are safe and fast to evaluate without "(", "*" or "for"."""
@@ -42,7 +42,7 @@ _POWER = re.compile(
     r"(\w|\))\s*(?:\*\*|\^)\s*(?:(\d{1,2})(?![\d.])|\(-?(\d{1,2})(?:/2)?\))", re.ASCII
 )
 _COMPUTED, _TALL, _DIGITS = 2, 9, 40
-"""Limits if an answer has powers or roots of numbers or brackets: their count, the exponent, and
+"""Limits for answers with powers or roots of numbers or brackets: their count, the exponent, and
 the number of digits in the answer. sympy can take minutes for powers or roots of huge numbers.
 """
 

@@ -4,9 +4,9 @@
     evert train tasks=bfcl:multi_turn_base,multi_turn_miss_func model_name=smollm2
 
 The rows, APIs and checker come from the Berkeley Function-Calling Leaderboard. The APIs run in an
-isolate (``bfcl_apis.py``). The package's dependencies conflict with evert's but aren't needed here,
-so install it with ``pip install --no-deps bfcl-eval``. There is no ``OFFLINE`` because prompts have
-4,000 to 8,000 tokens, which is too many for a small model on a few cores.
+isolated process (``bfcl_apis.py``). The package's dependencies conflict with evert's but aren't
+needed here, so install it with ``pip install --no-deps bfcl-eval``. There is no ``OFFLINE`` because
+prompts of 4,000 to 8,000 tokens are too long for a small model on a few cores.
 """
 
 # pyright: reportMissingImports=false
@@ -39,7 +39,7 @@ CATEGORIES = [f"multi_turn_{part}" for part in ("base", "miss_func", "miss_param
 
 PYTHON = " Note that the provided function is in Python 3 syntax."
 FLOAT = " This is a float type value."
-"""Sentences that the package appends to descriptions of functions and arguments."""
+"""Sentences that the package appends to function and argument descriptions."""
 
 
 def bfcl(categories: str) -> Game:
@@ -66,7 +66,7 @@ def bfcl(categories: str) -> Game:
 class Bfcl:
     """An agent that gives the policy tools and a user's requests, one per turn.
 
-    A task is a row's id, like 'multi_turn_base_17'. The reward is 1 if after every turn the APIs
+    A task is a row's id, like 'multi_turn_base_17'. The reward is 1 if, after every turn, the APIs
     are in the same state as after the row's correct calls, and the results of the policy's calls
     include the results of the correct ones. Otherwise, it is 0.
 
@@ -89,7 +89,7 @@ class Bfcl:
         )
 
     async def __call__(self, client: "AgentClient", task: str) -> Outcome:
-        """Play the turns of a row and check the calls."""
+        """Play a row's turns and check the calls."""
         category = task.rpartition("_")[0]
         row = deepcopy(_rows(category)[task])
         truth = row.pop("ground_truth")
@@ -101,7 +101,7 @@ class Bfcl:
                 verdict = await ask("check", turns) if len(turns) == len(truth) else {}
             except IsolateError:
                 stopped = 1.0
-                verdict = {"error_type": "an API took too long, or too much memory"}
+                verdict = {"error_type": "an API used too much time or memory"}
         solved = float(verdict.get("valid") is True)
         client.log(ended="solved" if solved else verdict.get("error_type") or "too many steps")
         several = "," in self.categories
@@ -113,7 +113,7 @@ class Bfcl:
 
 
 def _apis() -> Callable[..., Any]:
-    """Return the function that runs in the isolate. It calls methods on an ``ApiState``."""
+    """Return the function to run in the isolated process. It calls an ``ApiState``'s methods."""
     from evert.envs.tasksets.bfcl_apis import ApiState  # imports the package
 
     episode = ApiState()

@@ -1,7 +1,7 @@
-"""BFCL's simulated APIs and its checker, which run in an isolate (``bridge/isolation.py``).
+"""BFCL's simulated APIs and checker, which run in an isolated process (``bridge/isolation.py``).
 
 The package evaluates calls as Python, which would let a policy run arbitrary code. Here, a call is
-a method name with arguments, and the isolate limits its time and memory.
+a method name with arguments, and the isolated process has limited time and memory.
 """
 
 # pyright: reportMissingImports=false
@@ -81,7 +81,7 @@ def _parsed(source: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 class ApiState:
-    """The APIs of a row and their state."""
+    """A row's APIs and their state."""
 
     def begin(self, row: dict[str, Any], truth: list[list[str]]) -> None:
         """Start a row."""

@@ -46,7 +46,7 @@ TOOLS = {"batch_size": 4, "group_size": 8, "max_tokens": 512, "eval_every": 10}
 
 
 STOPPED_METRIC = {STOPPED: Metric("Answers whose scorer was stopped", "share")}
-"""For tasksets whose scorers run in isolates: how often a call exceeded the limits."""
+"""For tasksets whose scorers run in isolated processes: how often a call exceeded the limits."""
 
 
 def game_of_agent(

@@ -34,7 +34,7 @@ wait
 REF is the number that stands before an element."""
 
 LONGEST = 64
-"""Maximum number of characters per ``type`` command, which is the package's limit."""
+"""Maximum number of characters per ``type`` command (the package's limit)."""
 
 QUIET = {"body", "div", "form", "p", "span", "table", "tbody", "tr", "ul"}
 """Elements that are only shown if they contain text."""

@@ -3,9 +3,9 @@
     evert train tasks=openenv:http://127.0.0.1:8000 model_name=smollm2
 
 An action is either text (the reply), a call to an MCP tool, or a set of fields. To fill in the
-fields, the policy calls a single tool, whose parameters are the action's schema. The server's
-schema does not say whether it gives rewards, so we start an episode to find out before returning
-the game. Requires the ``openenv`` extra.
+fields, the policy calls a single tool, whose parameters are the action's schema. A server's schema
+does not say whether it gives rewards, so we start an episode to find out before returning the game.
+Requires the ``openenv`` extra.
 """
 
 import asyncio
@@ -44,8 +44,7 @@ def openenv(
     Args:
         url: URL of the server, such as "http://127.0.0.1:8000".
         field: The action field that receives the text of the reply. By default, this is the
-            action's required field, if it has exactly one and that is a string. Otherwise, actions
-            are tool calls.
+            action's only required field if it is a string; otherwise, actions are tool calls.
         turns: Number of actions after which an episode is truncated.
         probe: Number of actions to try in order to check that the server gives rewards. Pass 0 to
             skip this check.
@@ -67,9 +66,9 @@ def openenv(
     )
 
 
-@cache  # commands create their game several times
+@cache  # a command creates its game several times
 def _check_once(agent: "OpenEnv", probe: int) -> None:
-    threads(2).submit(asyncio.run, agent.check(probe)).result()  # this thread may run a loop
+    threads(2).submit(asyncio.run, agent.check(probe)).result()  # a loop may run in this thread
 
 
 def _field(url: str, field: str | None) -> str:
@@ -161,7 +160,7 @@ class OpenEnv:
         Args:
             probe: Maximum number of actions to try, or 0 to skip the check for rewards. The
                 actions' fields have default or empty values. If the server rejects an action, the
-                check is inconclusive and returns.
+                check ends without a verdict.
 
         Raises:
             GameError: There are no tools, or the server gave no reward before the episode ended

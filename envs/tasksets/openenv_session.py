@@ -35,7 +35,7 @@ STEP = "step"
 WHILE_FULL = (0.1, 0.3, 1.0)
 """Delays in seconds between attempts to start an episode while the server is at capacity.
 
-Servers may free a session only some time after its connection was closed.
+A server may take a while to free a session after its connection has closed.
 """
 
 

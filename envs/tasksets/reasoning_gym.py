@@ -91,7 +91,7 @@ class Reasoning:
     A task is an item's number. The reward is the generator's score for the answer, from 0 to 1. It
     is 0 if the scorer raises, exceeds its time or memory limit, or if the answer is not safe to
     evaluate (``answers.py``). The answer is the text between ``<answer>`` and ``</answer>``, or the
-    whole reply if there are no such tags. Scorers run in an isolate.
+    whole reply if there are no such tags. Scorers run in an isolated process.
 
     Args:
         *names: Names of generators, such as "chain_sum". Tasks cycle through the generators.
@@ -163,14 +163,14 @@ class Reasoning:
         return [(name, level) for name in self._names for level in levels]
 
     def item(self, task: int) -> tuple[Any, dict[str, Any]]:
-        """Return the generator of a task and its item (question, answer, metadata)."""
+        """Return a task's generator and its item (question, answer, metadata)."""
         number, kind = divmod(task, len(self.kinds))
         with _making:
             dataset = self._datasets[kind]
             return dataset, dataset[number]
 
     def task_at(self, place: int, *, held_out: bool) -> int:
-        """Return the task at an index of the training or held-out tasks.
+        """Return the training or held-out task at an index.
 
         Raises:
             GameError: No question was found for this split.
@@ -198,7 +198,7 @@ class Reasoning:
         reply = completion.choices[0].message.content or ""
         score = await isolated_score(client, scorer, item, reply)
         if not (isinstance(score, float) and 0 <= score <= 1):
-            score = 0.0  # the answer may have compromised the isolate
+            score = 0.0  # the answer may have compromised the isolated process
         client.metric("solved", float(score >= 1))
         if len(self.kinds) > 1:
             client.metric(_metric(self.kinds[kind]), score)
@@ -235,7 +235,7 @@ class Reasoning:
 def _scorer(
     name: str, arguments: dict[str, Any], level: int | None
 ) -> Callable[[dict[str, Any], str], float]:
-    """Return a function that scores replies for a generator. Runs in an isolate."""
+    """Return a function that scores replies for a generator. Runs in an isolated process."""
     factory = needed("reasoning_gym", "reasoning_gym.factory", "pip install 'evert[reasoning]'")
     dataset = _new_dataset(factory, name, arguments, level)
     with suppress(Exception):

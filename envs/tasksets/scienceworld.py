@@ -2,8 +2,7 @@
 
     evert train tasks=scienceworld:find-animal tasks.simplifications=easy model_name=smollm2
 
-They are scored by the simulator, which is a Java program. Requires Java and the ``scienceworld``
-extra.
+The simulator, a Java program, scores them. Requires Java and the ``scienceworld`` extra.
 """
 
 import asyncio

@@ -52,8 +52,8 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
         **options: Options for the game.
 
     Raises:
-        GameError: There is no such game, it needs network access, or it does not start with these
-            arguments.
+        GameError: There is no such game, it needs network access, or it cannot be started with
+            these arguments.
     """
     _refuse_network(name, _module(name))
     agent = _checked_agent(name, players, options)
@@ -194,7 +194,7 @@ def _silence(module: str) -> None:
 
 
 def _refuse_network(name: str, module: str) -> None:
-    """Reject a game that uses the network. Doesn't import it, since that may download data."""
+    """Reject a game that uses the network, without importing it (which may download data)."""
     try:
         spec = find_spec(module)
     except ModuleNotFoundError:
@@ -210,7 +210,7 @@ def _refuse_network(name: str, module: str) -> None:
 
 
 def _checked_agent(name: str, players: int | None, options: Mapping[str, Any]) -> TextArena:
-    """Return an agent whose game starts. Without ``players``, uses as few players as possible."""
+    """Return an agent whose game is known to start. ``players`` defaults to as few as possible."""
     import textarena
 
     failures = []

@@ -1,4 +1,4 @@
-"""verifiers environments, with their own rollouts, rubrics and metrics, played by the policy.
+"""verifiers environments played by the policy, with their own rollouts, rubrics and metrics.
 
     evert train tasks=verifiers:marble-v1 tasks.pieces=2 model_name=Qwen/Qwen3-8B
 

@@ -44,7 +44,7 @@ class V0Environment:
         """Play one row of a dataset.
 
         Raises:
-            RuntimeError: verifiers reported an error that the policy's reply did not cause.
+            RuntimeError: verifiers reported an error not caused by the policy's reply.
         """
         model = vf.OpenAIChatCompletionsClient(client.openai)
         options = self.env.sampling_args

@@ -3,7 +3,7 @@
     agent = VerifiersAgent({"taskset": {"id": "gsm8k"}, "agent": {"harness": {"id": "null"}}})
 
 verifiers plays the episode with its own harness, tools and judges. The model endpoint that it calls
-is the base URL of the agent's client, so that replies are sampled by the trainer.
+is the base URL of the agent's client, so the trainer samples the replies.
 """
 
 # pyright: reportMissingImports=false

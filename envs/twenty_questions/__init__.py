@@ -38,7 +38,7 @@ GAME = Game(
         "agent": f"{_PLAYER}:short_twenty_questions_agent",
         "model_name": "evert-tiny-20q",
         "demonstrations": "evert.envs.twenty_questions.demonstrations:demonstrations",
-        # A low-rank adapter cannot unlearn the held-out nouns.
+        # A low-rank adapter lacks the capacity to unlearn the held-out nouns.
         "full_parameter": False,
         "lora_rank": 4,
         "steps": 60,
@@ -75,7 +75,7 @@ GAME = Game(
         "bits": Metric(
             "Bits per question",
             "bits",
-            about="The bits of a question are the entropy of its answer over the nouns that are "
+            about="A question's bits are the entropy of its answer over the nouns that are "
             "still possible. If the answer is already known, they are 0.",
         ),
         "bits_of_best": Metric(
@@ -96,7 +96,7 @@ VARIANTS = {
             "demonstrations": "evert.envs.twenty_questions.demonstrations:shown_demonstrations",
             "train_tasks": f"{_PLAYER}:SHOWN_TRAIN_TASKS",
             "steps": 150,
-            "kl_penalty": 0.02,  # preserves the held-out nouns
+            "kl_penalty": 0.02,  # so that the held-out nouns are not unlearned
             "eval_every": 50,
         },
         full_size={
@@ -120,7 +120,7 @@ VARIANTS = {
 }
 """A variant of the game in which the category is shown.
 
-A player that knows the category can simply guess its ten nouns one by one, so that even the random
+A player that knows the category can simply guess its ten nouns one by one, so even the random
 player wins 80% of the games. Training games therefore have only six questions, and wrong guesses
 cost reward.
 """

@@ -60,7 +60,7 @@ class KnowledgeAnswerer:
         self.parser = QuestionParser(lexicon, self.facts.answers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return KnowledgeAnswerer, self._arguments  # copies reload the facts
+        return KnowledgeAnswerer, self._arguments  # unpickled copies reload the facts
 
     async def answer(self, noun: Noun, question: str) -> Answer:
         """Answer one question."""
@@ -135,7 +135,7 @@ class ModelAnswerer:
     Args:
         model: A ``RemoteModel``, a Cookbook completer, or a sampling client.
         renderer: Renderer for token completers and sampling clients (default: the renderer of the
-            shipped base).
+            bundled base model).
         attempts: Maximum number of attempts to get a valid reply.
     """
 

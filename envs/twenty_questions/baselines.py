@@ -57,7 +57,7 @@ class RandomPlayer:
     def question(self, game: QuestionGame) -> str:
         """Return a question that has not been asked yet.
 
-        Half of the time it guesses a noun, unless it has run out of guesses or of questions.
+        Half of the time it guesses a noun, unless it has run out of guesses or questions.
         """
         previous = {turn.question for turn in game.turns}
         guesses = [guess(noun.answer) for noun in shipped_nouns() if _is_possible(noun, game)]

@@ -3,8 +3,8 @@
 The games are played on training nouns by the players in ``habits.py`` and never mention a held-out
 noun. They use the short prompts, with the category hidden or shown. Most players are weak: they win
 one game in twenty, or one in two if the category is shown. This is enough to learn what questions
-and guesses look like and when the game is over; playing well is left to RL. The shipped base was
-already trained on such games, so its recipe has no warm-up.
+and guesses look like and when the game is over; playing well is left to RL. The bundled base model
+was already trained on such games, so its recipe has no warm-up.
 """
 
 import random

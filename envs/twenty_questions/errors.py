@@ -14,7 +14,7 @@ class FactsError(EvertError, ValueError):
 
 
 class GameStateError(EvertError, RuntimeError):
-    """A turn was recorded after the game was over, or had too many searches."""
+    """A turn was recorded after the game was over, or with too many searches."""
 
 
 class AnswererError(EvertError, RuntimeError):

@@ -100,7 +100,7 @@ class QuestionGame:
 
     @property
     def over(self) -> bool:
-        """Whether the game is won or there are no more questions."""
+        """Whether the game is won or no questions are left."""
         return self.won or len(self.turns) >= self.rules.max_questions
 
     @property
@@ -132,7 +132,7 @@ class QuestionGame:
         return f"{category}Question {self.number} of {self.rules.max_questions}."
 
     def summary(self) -> dict[str, Any]:
-        """Return statistics of the game so far: found, questions, n/a answers, searches."""
+        """Return statistics on the game so far: found, questions, n/a answers, searches."""
         return {
             "found": self.score,
             "questions": len(self.turns),

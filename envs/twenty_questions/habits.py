@@ -20,11 +20,11 @@ Asks: TypeAlias = Literal["any", "idle", "details", "best"]
 
 Guesses: TypeAlias = Literal["never", "always", "early", "late", "blind", "few"]
 """When to guess: never, always, in the first five turns ("early"), in the last five ("late"), in
-30% of the turns ("blind"), or once few nouns match ("few"). "few" guesses a noun that matches, all
-other habits any noun. No noun is guessed twice."""
+30% of the turns ("blind"), or once few nouns match ("few"). "few" guesses a matching noun, and
+the other habits guess any noun. No noun is guessed twice."""
 
 EARLY = 5
-"""How many turns count as early, and how many as late."""
+"""The number of turns that count as early, and as late."""
 BLIND_RATE = 0.3
 FEW = 2
 """With the habit "few", the player guesses once at most this many nouns match."""
@@ -64,7 +64,7 @@ class HabitPlayer:
         return self._random.choice(pool)
 
     def lists(self, game: QuestionGame) -> list[tuple[float, list[str]]]:
-        """Return the lists that the next question is drawn from, with their probabilities.
+        """Return the lists from which the next question is drawn, with their probabilities.
 
         All questions in a list are equally likely. The guesses still include nouns that are not
         allowed; ``question`` removes them.

@@ -28,7 +28,7 @@ def guess(answer: str) -> str:
 
 
 class Knowledge:
-    """Draws conclusions from facts about nouns.
+    """Facts about nouns, and what can be inferred from them.
 
     Args:
         nouns: The nouns (default: the shipped nouns).

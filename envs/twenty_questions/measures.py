@@ -1,4 +1,4 @@
-"""Metrics that describe how a game was played: first question, repeats, wrong guesses, bits.
+"""Metrics of how a game was played: first question, repeats, wrong guesses, bits.
 
 They appear in a run's metrics, in evaluation tables and in reports. Bits are computed from the
 shipped facts, so they are not available for other nouns. Questions about a number, or about several
@@ -21,7 +21,7 @@ from evert.envs.twenty_questions.understanding.parsed import (
 
 
 def measures(game: QuestionGame) -> dict[str, float]:
-    """Return the metrics of a finished game.
+    """Return a finished game's metrics.
 
     Returns:
         ``asks_first``: 1.0 if the first question is about attributes or a number, 0.0 if it is a

@@ -30,7 +30,7 @@ class Task(TypedDict):
     category: str
     split: Split
     rules: NotRequired[dict[str, Any]]
-    """Overrides of the rules, such as ``{"max_questions": 6}``."""
+    """Rule overrides, such as ``{"max_questions": 6}``."""
 
 
 def tasks_of(nouns: Iterable[Noun]) -> list[Task]:
@@ -110,7 +110,7 @@ def turn_prompt(game: QuestionGame, style: Style) -> str:
 
 
 def conversation(game: QuestionGame, style: Style) -> list[dict[str, Any]]:
-    """Convert a game by any player to a model's conversation, leaving out searches."""
+    """Convert any player's game to a model's conversation, leaving out searches."""
     prefix = QuestionGame(game.noun, game.rules)
     messages = opening(prefix, style)
     for turn in game.turns:
@@ -141,7 +141,7 @@ class TwentyQuestions:
     style: Style = "full"
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
-        """Play a game. Return 1.0 if the noun is found, else 0.0, minus the wrong guesses' cost."""
+        """Play a game: 1.0 if the noun is found, else 0.0, minus the cost of wrong guesses."""
         rules = replace(self.rules, **task.get("rules", {}))
         return report(client, await self.play(client, QuestionGame(noun_of(task), rules)))
 
@@ -217,7 +217,7 @@ def report(client: AgentClient | BlockingAgentClient, game: QuestionGame) -> flo
 
 
 def outcome_of(game: QuestionGame) -> Outcome:
-    """Return a finished game's reward (score minus wrong guesses' cost), metrics and transcript."""
+    """Return a game's reward (score minus the cost of wrong guesses), metrics and transcript."""
     logs: dict[str, str | int | float] = {
         "target": game.noun.answer,
         "transcript": game.transcript(),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from evert.bridge.models.frozen import FrozenModel
 
 LONGEST_RESULT = 1500
-"""Maximum length of a result in characters. Longer results are cut off."""
+"""Maximum length of a result in characters; longer results are cut off."""
 NOTHING = "Nothing found."
 
 

@@ -8,7 +8,7 @@ from the pydantic-ai-examples package.
 
 import os
 
-os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: required on import
+os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: the import requires it
 
 from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel

@@ -42,7 +42,7 @@ os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 
 async def agent(task):
-    """Ask a question; return how close the report is to the page that answers it."""
+    """Ask a question; return the report's similarity to the page that answers it."""
     asked = {"messages": [("user", f"Explain in a sentence: {task['topic']}")]}
     settings = {"configurable": {"allow_clarification": False}}
     try:

@@ -10,7 +10,7 @@ clients, and evert takes over their calls.
 
 import os
 
-os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: required on import
+os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: the import requires it
 
 from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai_examples.medical_agent_delegation import MedicalTriageSystem, PatientInfo
@@ -26,7 +26,7 @@ TASKS = [
 
 
 async def agent(task):
-    """Submit a patient's complaint; return 1.0 if it was handled on the correct path."""
+    """Submit a patient's complaint; return 1.0 if it took the correct path."""
     patient = PatientInfo(patient_id="P001", age=64, known_conditions=[])
     try:
         outcome = await MedicalTriageSystem().handle_patient(task["complaint"], patient)

@@ -114,7 +114,7 @@ def reflecting(chat):
 
 
 async def agent(client, task):
-    """Ask a question; return how close the final answer is."""
+    """Ask a question; return how close the final answer is to the expected one."""
     chat = OpenAIChatClient(model=client.model, async_client=client.openai)
     try:
         response = await reflecting(chat).run(task["asked"])

@@ -54,6 +54,6 @@ def coder(model):
 
 
 def agent(task):
-    """Ask a question; return how close the answer is."""
+    """Ask a question; return how close the answer is to the expected one."""
     model = OpenAIModel("gpt-4o", api_key="unused")
     return closeness(coder(model).run(task["question"]), task["answer"])

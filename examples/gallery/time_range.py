@@ -10,7 +10,7 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: required on import
+os.environ.setdefault("OPENAI_API_KEY", "unused")  # glue: the import requires it
 
 import yaml
 from pydantic_ai.exceptions import UnexpectedModelBehavior

@@ -8,7 +8,7 @@ class AgentWorkflow:
     """An evert agent as a workflow. Use it with ``workflow="areal_agent.AgentWorkflow"``."""
 
     async def run(self, data, *, base_url, api_key, http_client=None, **_):
-        """Play the task of a dataset row and return the reward."""
+        """Play a dataset row's task and return the reward."""
         client = AsyncOpenAI(
             base_url=base_url, api_key=api_key, http_client=http_client, max_retries=0
         )

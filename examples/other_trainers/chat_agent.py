@@ -4,7 +4,7 @@ from game import TURNS, Game
 
 
 async def agent(client, task):
-    """Play the game in plain chat turns, without tools."""
+    """Play the game as a plain chat, without tools."""
     game = Game(task)
     messages = [{"role": "user", "content": f"{game.rules} Answer with the number alone."}]
     for _ in range(TURNS):

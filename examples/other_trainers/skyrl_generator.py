@@ -39,7 +39,7 @@ class AgentGenerator(GeneratorInterface):
         self.renderer = get_renderer(renderer_name, tokenizer, model_name=model_name)
 
     async def generate(self, input_batch, disable_tqdm=False):
-        """Play the task of each prompt; return the last lineage of each episode."""
+        """Play each prompt's task; return each episode's last lineage."""
         params = input_batch.get("sampling_params") or {}
         tasks = [extras["task"] for extras in input_batch["env_extras"]]
         ids = [one.to_string() for one in input_batch["trajectory_ids"]]

@@ -43,12 +43,12 @@ class Router(TokenCompleter):
 
 @cache
 def renderer_of(checkpoint):
-    """Return the renderer for a checkpoint, which is a name or a folder."""
+    """Return the renderer for a checkpoint, given by name or folder."""
     return model_renderer(checkpoint, None)
 
 
 async def generate(args, sample, sampling_params):
-    """Play the task of a sample; return one sample per lineage."""
+    """Play a sample's task; return one sample per lineage."""
     env = ChatAgentEnv(agent, sample.metadata["task"], renderer=renderer_of(args.hf_checkpoint))
     async with aiohttp.ClientSession() as session:
         try:

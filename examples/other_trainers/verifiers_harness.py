@@ -1,4 +1,4 @@
-"""verifiers loads ``AgentHarness`` and ``AgentTaskset`` from this module by the module's name."""
+"""verifiers loads ``AgentHarness`` and ``AgentTaskset`` from this module, given its name."""
 
 from evert.verifiers import AgentHarness, AgentTaskset
 

@@ -1,6 +1,6 @@
 """tau2-bench, with its orchestrator, environments, user simulator and evaluator unchanged.
 
-There are three agents, which differ in the role that is trained. Each plays a task with the
+There are three agents, which differ in which role is trained. Each plays a task with the
 benchmark's own function and returns its reward. Both roles call models by name through LiteLLM, and
 evert takes over calls to the names it knows:
 
@@ -79,7 +79,7 @@ def tasks_by_id(domain: str) -> dict[str, Task]:
 
 
 class Tasks(list[dict[str, str]]):
-    """The tasks in a split of a domain, in the format for ``play``."""
+    """The tasks in one of a domain's splits, in the format for ``play``."""
 
     from_path = True
 

@@ -33,7 +33,7 @@ _ANSWERS = {
 
 
 class _Device(types.ModuleType):
-    """Stands in for ``torch.cuda`` by using ``torch.cpu``. Missing functions do nothing."""
+    """A stand-in for ``torch.cuda`` that uses ``torch.cpu``. Missing functions do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""A test server built with the ``mcp`` package. ``python mcp_server.py [PORT]``; default: stdio."""
+"""A test server built with ``mcp``: ``python mcp_server.py [PORT]``. Without a port: stdio."""
 
 import os
 import sys

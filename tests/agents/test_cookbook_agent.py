@@ -52,7 +52,7 @@ class Answerer(MessageCompleter):
 
 
 class Opponent(MessageCompleter):
-    """A model that plays the squares in order."""
+    """A model that takes the squares in order."""
 
     def __init__(self) -> None:
         self._fields = iter(range(9))
@@ -123,7 +123,7 @@ NEW_SEQUENCES = [
     "a board, with stops of its own",
     "a broken tool call, asked again",
 ]
-"""Scenes in which the environment changes a sampled reply in the history, or drops it."""
+"""Scenes in which the environment rewrites or drops a sampled reply in the history."""
 
 
 def rollout(env: Env, say: Sequence[str], renderer: Any = None, **limits: int) -> Trajectory:
@@ -224,7 +224,7 @@ async def test_a_cookbook_agent_works_with_a_model_that_returns_no_tokens() -> N
             return sample_str == "yes"
 
     async def asks_a_frozen_model(client: Any) -> Outcome:
-        """Play an inner environment with a frozen model, so evert does not see the tokens."""
+        """Let a frozen model play an inner environment, so that evert does not see the tokens."""
         client.model = "player"
         return await CookbookAgent(lambda renderer: Yes(1, 1, renderer))(client)
 

@@ -1,5 +1,4 @@
-"""Environment variables of a command: it only sees the secrets passed with ``env=``, and those are
-redacted in its output."""
+"""A command's environment variables: secrets only with ``env=``, and redacted in its output."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Run commands in a sandbox: 90 escape attempts, what works inside, and machines without one.
+"""Commands in a sandbox: 90 escape attempts, what still works inside it, and machines without one.
 
 The escape attempts are defined in ``tests/faults/escapes.py``. ``tests/faults/commands.py`` covers
 what a sandboxed command leaves behind.
@@ -163,7 +163,7 @@ async def test_a_commands_exit_status_is_reported(end: str, status: Any) -> None
 
 # -- finding programs ------------------------------------------------------------------------------
 
-PROGRAMS = {  # path below the home: (the program it resolves to, a file that the program reads)
+PROGRAMS = {  # path under the home directory: (program it resolves to, file that it reads)
     ".local/bin/pipx": (".local/share/pipx/venvs/agent/bin/agent", "../lib/python3/said"),
     ".local/bin/uv": (".local/share/uv/tools/agent/bin/agent", "../share/said"),
     ".local/bin/claude": (".local/share/claude/versions/2.1", "said"),
@@ -237,7 +237,7 @@ def test_an_unreadable_folder_is_skipped(tmp_path: Path) -> None:
     program.touch(0o755)
     program.parent.parent.chmod(0)
     if (child := os.fork()) == 0:
-        if os.getuid() == 0:  # root may read everything
+        if os.getuid() == 0:  # root can read everything
             os.setuid(65534)
         try:
             needed([str(program)], {"PATH": f"{program.parent}:/usr/bin"})

@@ -1,4 +1,4 @@
-"""All processes started by a command stop with its episode, whatever they do or who is killed."""
+"""All of a command's processes end with its episode, whatever they do and whoever gets killed."""
 
 import asyncio
 import logging

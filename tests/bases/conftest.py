@@ -1,4 +1,4 @@
-"""Helpers that decode a base's training examples back into messages."""
+"""Helpers that decode a base model's training examples back into messages."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Guarantees shared by all shipped bases: tokenizer, corpus, files and the training script."""
+"""Guarantees shared by all bundled base models: tokenizer, corpus, files, training script."""
 
 import hashlib
 import json
@@ -117,15 +117,15 @@ CORPORA = {
     "evert-tiny": "dd502751efb67120", "evert-tiny-20q": "3bf0e3114e067f8b",
     "evert-tiny-moves": "26c27256fa56959f",
 }  # fmt: skip
-"""Digest of each base's training data: the tokens and targets of the first steps with seed 0.
+"""Digest of each base model's training data: tokens and targets of the first steps with seed 0.
 
-If you change a corpus, retrain the base and check the new data: games must be legal and played
-without a strategy, odds must cover all matching nouns, and held-out nouns must not appear.
+If you change a corpus, retrain the base model and check the new data: games must be legal and
+played without a strategy, odds must cover all matching nouns, and held-out nouns must not appear.
 """
 
 
 def examples_of(base: str, seed: int = 0) -> Iterator[DialogueExample]:
-    """Yield the examples of the first steps, with and without habit players."""
+    """Yield the training examples of the first steps, with and without habit players."""
     for habits in (False, True):
         corpus = corpus_of(config_of(base, seed=seed, habits=habits), base_tokenizer(base))
         for whole_games in (False, True) * 3:

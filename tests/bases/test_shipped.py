@@ -1,4 +1,4 @@
-"""Check the abilities claimed on the shipped bases' cards, and the losses used to train them."""
+"""Checks the abilities claimed on the bundled models' cards, and the losses that train them."""
 
 import random
 import re
@@ -45,7 +45,7 @@ def untrained(tokenizer: Any) -> Any:
 
 
 def test_evert_tinys_training_games_are_played_without_a_strategy() -> None:
-    """At every turn, guesses are uniform between the current bounds."""
+    """In every turn, guesses are spread uniformly between the current bounds."""
     low, high = np.zeros(20_000, np.int64), np.full(20_000, UPPER_BOUND, np.int64)
     played = play_random_games(np.random.default_rng(0), low, high)
     for turn in range(MAX_TURNS):
@@ -54,7 +54,7 @@ def test_evert_tinys_training_games_are_played_without_a_strategy() -> None:
         place = (played.guesses[:, turn] - played.lows[:, turn] + 0.5)[wide] / width[wide]
         counts, _ = np.histogram(place, bins=5, range=(0, 1))
         spread = np.abs(counts / counts.sum() - 0.2).max()
-        # + 0.02 because the bins do not divide small ranges evenly
+        # + 0.02 because small ranges do not divide evenly into the bins
         assert spread < 4 * np.sqrt(0.2 * 0.8 / counts.sum()) + 0.02
 
 

@@ -1,6 +1,6 @@
 """Calls that the agent gives up. Nobody reads their reply, so its tokens must have zero weight.
 
-1. No token of the call is trained on, however the agent gives it up and whatever the runner.
+1. No token of the call is trained on, however the agent gives it up and whatever runner is used.
 2. The call is counted once. Its transition is marked, unless it was sampled ahead of the runner.
 3. A conversation that continues without the call remains a single datum.
 4. The call is marked in the record, and an episode with such a call can be replayed and branched.

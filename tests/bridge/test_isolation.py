@@ -1,4 +1,4 @@
-"""Code that processes a model's output runs in isolates, where it can only harm its own call.
+"""Code that handles a model's output runs in isolated processes and can only harm its own call.
 
 These tests simulate a successful attack: the output is Python code, and the function is ``eval``.
 """
@@ -27,15 +27,15 @@ from evert.bridge.isolation import (
 )
 
 EVAL: Any = (eval, "lambda code: eval(code)")
-"""The factory that creates the function inside the isolate, and the factory's argument."""
+"""The factory that creates the function in the isolated process, and the factory's argument."""
 
 OS = "__import__('os')"
 CHANNEL = f"int({OS}.listdir('/proc/self/fd')[3])"
-"""The isolate's only open file descriptor apart from stdin, stdout and stderr."""
+"""The isolated process's only open file descriptor apart from stdin, stdout and stderr."""
 
 
 def server() -> psutil.Process:
-    """Return the child process that forks the isolates."""
+    """Return the child process that forks the isolated processes."""
     children = psutil.Process().children()
     [process] = [child for child in children if "isolation_server.py" in " ".join(child.cmdline())]
     return process

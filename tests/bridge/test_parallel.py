@@ -44,7 +44,7 @@ from evert.bridge.tokens.bases import default_renderer
 from evert.bridge.tokens.logprobs import SampledTokens
 
 PATIENCE = 20.0
-"""Timeout of a test in seconds."""
+"""Timeout per test, in seconds."""
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 
@@ -52,7 +52,7 @@ WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 class Together(ScriptedPolicy):
     """A policy that replies once ``count`` calls are pending, in order or in reverse order.
 
-    ``most`` is the highest number of simultaneously pending calls, and ``given_up`` the number of
+    ``most`` is the highest number of calls pending at once, and ``given_up`` the number of
     cancelled calls.
     """
 
@@ -202,7 +202,7 @@ async def notes_on_the_way(client: AgentClient) -> float:
     client.log(before="the first call")
     messages = [user("Play.")]
     for number in range(4):
-        # Create a task for each call, like asyncio.wait_for did before Python 3.12.
+        # Create a task for each call, as asyncio.wait_for did before Python 3.12.
         said = await asyncio.create_task(ask(client, *messages), name="call")
         messages += [assistant(said), user(f"No {number}.")]
         client.reward(number / 10)

@@ -26,7 +26,7 @@ def register() -> Iterator[Callable[..., EnvSpec]]:
 @pytest.fixture
 def leftovers() -> Callable[[], dict[str, list[str]]]:
     """Return a function that lists the threads and files opened since the start of the test."""
-    env = gymnasium.make("evert/Identity-v0")  # loads the tokenizer and everything that it opens
+    env = gymnasium.make("evert/Identity-v0")  # so that whatever the tokenizer opens doesn't count
     env.reset()
     env.close()
     threads, files = set(threading.enumerate()), open_descriptors()
@@ -41,6 +41,6 @@ def leftovers() -> Callable[[], dict[str, list[str]]]:
             leftovers_now = {kind: names for kind, names in new_by_kind.items() if names}
             if not leftovers_now or time.monotonic() > deadline:
                 return leftovers_now
-            time.sleep(0.5)  # let the threads run, since collecting garbage blocks them
+            time.sleep(0.5)  # let the threads run: garbage collection blocks them
 
     return found

@@ -1,4 +1,4 @@
-"""What every shipped game guarantees, and how each one is won, lost and played incorrectly."""
+"""What every built-in game guarantees, and how each one is won, lost or misplayed."""
 
 import copy
 import inspect

@@ -40,7 +40,7 @@ from evert.envs.games import EnvArgumentError
 
 Leftovers = Callable[[], dict[str, list[Any]]]
 EITHER: list[tuple[Any, Any]] = [(AgentGymEnv, "x"), (partial(AgentVectorEnv, 3), ["x"] * 3)]
-"""A single environment or several in parallel, each with an action."""
+"""A single environment and three in parallel, each with a matching action."""
 
 
 async def endless_agent(client: AgentClient) -> float:
@@ -96,7 +96,7 @@ def test_running_out_of_budget_truncates_the_episode(
 
 
 async def strict_agent(client: AgentClient) -> float:
-    """Ask for JSON, with a retry after every other reply."""
+    """Ask for JSON; a reply that is not JSON leads to a retry."""
     await ask(client, "Give me JSON.", response_format={"type": "json_object"})
     return 1.0
 
@@ -427,7 +427,7 @@ if __name__ == "__main__":
     envs.reset(seed=1)
     print(envs.step(["I am 5", "I am not 5"])[1])
     envs.close()
-    env.reset()  # and left open: the process must end all the same
+    env.reset()  # left open: the process must exit anyway
 """
 
 

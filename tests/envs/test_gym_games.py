@@ -33,13 +33,13 @@ from evert.envs.from_gymnasium.observations import minigrid_in_words, plainly
 TOY_TEXT = sorted(
     id for id, spec in gymnasium.registry.items() if "toy_text" in str(spec.entry_point)
 )
-"""The installed ones: Blackjack, cliff walking (also slippery), two sizes of frozen lake, taxi."""
+"""Installed: Blackjack, cliff walking (also slippery), frozen lake in two sizes, and taxi."""
 
 MINIGRID = [
     f"minigrid:MiniGrid-{name}-v0"
     for name in ("Empty-5x5", "DoorKey-5x5", "Fetch-5x5-N2", "LavaGapS5")
 ]
-"""Their missions: reach a place, open a door, fetch an object, avoid lava."""
+"""The missions are to reach a place, open a door, fetch an object and avoid lava."""
 
 LONGEST = 40
 
@@ -91,7 +91,7 @@ def test_rewards_belong_to_their_turn_and_truncation_is_passed_on() -> None:
     assert rewards(trajectory) == [-100.0, -1.0]
     assert ending(trajectory) == "truncated"
     over = rollout(GymAgent("Blackjack-v1", max_episode_steps=1), ["stick"])
-    assert ending(over) == "completed"  # terminated wins over truncated
+    assert ending(over) == "completed"  # terminated takes precedence over truncated
 
 
 def test_the_task_sets_the_seed_and_options_of_reset() -> None:
@@ -163,7 +163,7 @@ def test_an_action_is_parsed_from_the_last_line_of_a_reply_and_arrays_from_json(
 
 
 def before_one(kind: str, color: int = 0, state: int = 0) -> str:
-    """Return the observation with a single MiniGrid object ahead and nothing else in view."""
+    """Return the text of an observation with a single MiniGrid object ahead and nothing else."""
     image = np.full((3, 3, 3), (OBJECT_TO_IDX["empty"], 0, 0), np.uint8)
     image[1, 1] = (OBJECT_TO_IDX[kind], color, state)
     return minigrid_in_words({"mission": "look", "image": image}).removeprefix("Mission: look. ")

@@ -1,4 +1,4 @@
-"""A game is a single file or folder with a ``GAME``. It need not be listed anywhere else."""
+"""A game is a single file or folder with a ``GAME``. It need not be listed anywhere."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -115,6 +115,6 @@ def test_a_run_gets_its_agent_tasks_and_recipe_from_its_game(write: Write) -> No
     paths = {"agent": "settled_game:parity_agent", "train_tasks": "settled_game:TASKS"}
     assert game.settings() == {**paths, "test_tasks": "", "steps": 3, "max_tokens": 4}
     assert game.settings(full_size=True)["steps"] == 30
-    # a recipe may use another agent for the shipped bases
+    # a recipe may use another agent for the bundled base models
     assert shipped.settings()["agent"].endswith(":short_twenty_questions_agent")
     assert shipped.settings(full_size=True)["agent"] == shipped.agent

@@ -61,7 +61,7 @@ async def test_no_scorer_executes_an_answer(name: str, tmp_path: Path) -> None:
 
 async def test_an_answer_that_hangs_its_scorer_earns_nothing_and_is_counted() -> None:
     agent = Reasoning("chain_sum", size=50)
-    hangs = "<answer>" * 20_000  # the regex that looks for the answer backtracks
+    hangs = "<answer>" * 20_000  # makes the regex that looks for the answer backtrack
     for reply, earned, stopped in ((str(agent.item(0)[1]["answer"]), 1, 0), (hangs, 0, 1)):
         [transition] = (await play(agent, reply, task=0)).transitions
         assert transition.reward == transition.metrics["solved"] == earned

@@ -1,4 +1,4 @@
-"""Tasksets: a user's own, in a file, and ``evert evaluate tasks=all-offline``."""
+"""Tasksets: users' own, defined in a file, and ``evert evaluate tasks=all-offline``."""
 
 import csv
 import json
@@ -56,7 +56,7 @@ def test_the_error_for_a_missing_package_has_its_install_command() -> None:
 
 
 def test_unplayable_tasksets_are_listed(tmp_path: Path, monkeypatch: Patch, capsys: Shown) -> None:
-    """Each taskset is evaluated in its own process. Its folder is enough to resume it."""
+    """Each taskset is evaluated in its own process. The output folder is enough to resume."""
     from evert.envs.from_gymnasium import recipe
 
     names = {"Blackjack-v1": {"max_tokens": 8}, "Nowhere-v0": {}}

@@ -66,7 +66,7 @@ def test_the_seats_alternate_and_the_game_is_zero_sum() -> None:
     group = play()
 
     x, o = group.trajectories_G
-    assert (len(x.transitions), len(o.transitions)) == (4, 3)  # the moves are 1 2 3 4 5 6 7
+    assert (len(x.transitions), len(o.transitions)) == (4, 3)  # squares 1 to 7 are taken in order
     assert earned(group) == [1.0, -1.0]
     assert [m.get("seat/x/won") for m in group.metrics_G] == [1.0, None]
     assert [m.get("seat/o/lost") for m in group.metrics_G] == [None, 1.0]

@@ -26,7 +26,7 @@ WORDS = ["", "Guess: 512", "Guess: 7", "Guess: 8", "I am 7", "<|im_end|>", "æ—¥æ
 
 
 async def wandering_agent(client: AgentClient, task: int) -> float | Outcome:
-    """Ask until the reply is the task, or for a few turns; log values of different types."""
+    """Ask until a reply contains the task, for a few turns at most; log values of various types."""
     messages = [user(f"Say {task}.")]
     for turn in range(client.rng.randint(1, 5)):
         reply = await ask(client, *messages)
@@ -219,7 +219,7 @@ def test_an_episode_that_fails_at_its_start_ends_with_the_next_step(mode: Autore
     assert np.isnan(rewards).tolist() == truncated.tolist() == errors.tolist()
     assert not terminated.any()
     episodes = 0
-    for _ in range(20):  # another episode starts
+    for _ in range(20):  # long enough for another episode to start
         over = terminated | truncated
         if mode == AutoresetMode.DISABLED and over.any():
             envs.reset(options={"reset_mask": over})

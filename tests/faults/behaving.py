@@ -175,7 +175,7 @@ async def waits_for_a_call_of_its_own_thread(client: Any, scene: Scene) -> float
 
 
 def _gives_up(agent: Agent, calls: str, remains: str = "nothing", **options: Any) -> list[Fault]:
-    """Return the faults for an agent that times out: once as an error, once scored."""
+    """Return two faults for an agent that times out: reported as an error, and scored."""
     error = "AgentTimeoutError: The agent … neither called the model nor ended within …"
     timeouts = {"agent_timeout": 0.05, "close_timeout": 0.05, **options}
     return [
@@ -348,7 +348,7 @@ async def calls_from_threads(client: Any, scene: Scene) -> float:
 
 
 def leaves_another_loop_with_a_call(client: Any, scene: Scene) -> float:
-    """Close the event loop of a call while the trainer is sampling it."""
+    """Close a call's event loop while the trainer is sampling the reply."""
 
     async def elsewhere() -> None:
         with contextlib.suppress(TimeoutError):

@@ -1,9 +1,9 @@
 """Misbehaving commands: what they do to their supervisor and leave for their trainer and judge.
 
 Each row is a ``Leaving``, which describes what a command does and what the trainer sees. In its
-code, ``MINE`` is a folder of the user, ``TOP`` is the parent of the working folder, and ``stay``
-starts a process that does not exit. All rows except ``BOXES`` run without a sandbox, because a
-sandbox would prevent most of these faults.
+code, ``MINE`` is one of the user's folders, ``TOP`` is the parent of the working folder, and
+``stay`` starts a process that does not exit. All rows except ``BOXES`` run without a sandbox,
+because a sandbox would prevent most of these faults.
 """
 
 import sys
@@ -39,7 +39,7 @@ def stay(code="", name="stays"):
 
 @dataclass(frozen=True, kw_only=True)
 class Leaving:
-    """A row of the table: what a command does (in words and in Python) and its result."""
+    """A row of the table: what a command does (in words and in Python), and the result."""
 
     name: str
     does: str = ""
@@ -52,7 +52,7 @@ class Leaving:
         return self.name
 
     async def play(self, mine: Path, mark: str) -> str:
-        # Without the "=", this would be a path in a variable, which the sandbox would show.
+        # Without the "=", the variable would be a path, which the sandbox would make visible.
         variables = {"MINE": f"={mine}", "STAYS": mark, **self.options.get("env", {})}
         options = {"sandbox": False, **self.options, "env": variables}
         agent = ProcessAgent([sys.executable, "-S", "-c", PRELUDE + self.does], **options)

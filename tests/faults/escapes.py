@@ -237,7 +237,7 @@ print(json.dumps(found))
 
 @contextmanager
 def outside(folder: Path, episodes: Path) -> Iterator[dict[str, Any]]:
-    """Create the targets of the attempts, and yield them by the names used in the code."""
+    """Create the attempts' targets, and yield them under the names that the code uses."""
     mine, home, run, other = folder / "mine", folder / "home", folder / "run", episodes / OTHER
     for file in (mine / "secret", home / ".ssh/id_ed25519", home / ".bashrc", other / "reward",
                  home / ".local/share/keyrings/login", run / "metrics.jsonl"):  # fmt: skip
@@ -273,7 +273,7 @@ def _keep(stack: ExitStack, name: str) -> int:
 
 
 def _keys(stack: ExitStack, name: str) -> dict[str, int]:
-    """Add keys to the session, user and user-session keyrings, and return the ids of two others."""
+    """Add a key to the session, user and user-session keyrings; return the ids of two more keys."""
     libc, add = ctypes.CDLL(None), CALLS["ADD_KEY"]
 
     def added(name: str, ring: int) -> int:

@@ -1,7 +1,7 @@
-"""Hostile and damaged model folders, with the expected error message. None may run code.
+"""Hostile and damaged model folders, each with its expected result. None may get its code to run.
 
-Each row modifies a copy of the shipped base and loads it in a certain way. If the row contains
-code, the code creates the file ``RAN`` in the folder, so that the test can tell that it was run.
+Each row modifies a copy of the bundled base model and loads it in a certain way. If the row
+contains code, that code creates the file ``RAN`` in the folder, which tells the test that it ran.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ Way = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Row:
-    """A model folder: how the copy of the shipped base is changed, and how it is loaded."""
+    """A model folder: how the copy of the bundled base model is changed, and how it is loaded."""
 
     what: str
     change: Change
@@ -62,30 +62,30 @@ class Row:
 
 
 def as_a_renderers_model(name: str) -> object:
-    """Load the folder's tokenizer like datasets, evaluations and frozen models do."""
+    """Load the folder's tokenizer the way datasets, evaluations and frozen models do."""
     return model_renderer(name, BASE_RENDERER)
 
 
 def to_the_cookbook(name: str) -> object:
-    """Load the folder's tokenizer with the Cookbook, like its training loop does."""
+    """Load the folder's tokenizer with the Cookbook, as its training loop does."""
     with embedded_engine(device="cpu"):
         return tokenizer_utils.get_tokenizer(name)
 
 
 def to_the_cookbook_with_a_variant(name: str) -> object:
-    """Load the folder with a suffix, as in Tinker's names for model variants."""
+    """Load the folder by a name with a suffix, as in Tinker's names for model variants."""
     return to_the_cookbook(f"{name}:peft:4096")
 
 
 def to_sample_from(name: str) -> object:
-    """Load the folder for sampling, like ``evert serve`` does."""
+    """Load the folder for sampling, as ``evert serve`` does."""
     with embedded_engine(device="cpu"):
         client: Any = tinker.ServiceClient().create_sampling_client(base_model=name)
         return client.sampler
 
 
 def to_show_images_to(name: str) -> object:
-    """Load the folder's image processor, as for a prompt with an image."""
+    """Load the folder's image processor, as when a prompt has an image."""
     return PictureReader(name)._processor
 
 
@@ -181,7 +181,7 @@ def replaced(file: str, make: Change) -> Change:
 
 
 def sparse(path: Path) -> None:
-    """Create a sparse file of 3 GB."""
+    """Create a sparse 3 GB file."""
     with path.open("wb") as file:
         file.truncate(3 * 2**30)
 

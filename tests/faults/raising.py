@@ -1,4 +1,4 @@
-"""Agents that raise all types of exceptions at different moments, in tasks and in threads."""
+"""Agents that raise all kinds of exceptions at different moments, in tasks and in threads."""
 
 import asyncio
 import contextlib

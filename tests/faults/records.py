@@ -1,5 +1,4 @@
-"""Damaged records: each row describes damage to a line of a recorded file and the result of reading
-it.
+"""Damaged records: each row damages one line of a recorded file and states what reading it gives.
 
 The file contains two rollouts, and the second line is damaged. Each error states the line and the
 invalid field. ``…`` matches anything.
@@ -17,7 +16,7 @@ from evert import AgentClient, RolloutRecord
 Row = dict[str, Any]
 
 READ = ""
-"""The result of reading if the damage is harmless."""
+"""The result of reading a file whose damage is harmless."""
 
 ADD: Any = {
     "type": "function",
@@ -62,7 +61,7 @@ class Damage:
 
     name: str
     sees: str
-    replays: str = ""  # result of a replay, if the line can be read ("": the same rewards)
+    replays: str = ""  # result of a replay, if the line can be read; "": same rewards
     row: Callable[[Row], object] = lambda row: None  # damages the line's fields
     line: Callable[[bytes], bytes] = lambda line: line  # damages the line's bytes
 

@@ -1,8 +1,8 @@
 """Plays faults and reports what the trainer, the agent and the process see.
 
-A ``Fault`` is a row of the table: who does what and when, and what each of the three sees. Each of
-these is one line of text, in which ``…`` matches anything. ``perform`` plays a row with the
-Cookbook's own runner and a scripted model, in its own event loop, and returns the three lines.
+A ``Fault`` is a row of the table: who does what and when, and what each of the three sees, as one
+line of text in which ``…`` matches anything. ``perform`` plays a row with the Cookbook's own runner
+and a scripted model, in its own event loop, and returns the three lines.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ NOTHING = "nothing"
 """What an episode leaves behind in the process, in nearly all rows."""
 
 PATIENCE = 100.0
-"""Timeout of a row in seconds."""
+"""Timeout in seconds for playing a row."""
 
 Agent = Callable[..., Any]
 
@@ -83,7 +83,7 @@ def fine() -> TokenCompleter:
 
 @dataclass(eq=False)
 class Scene:
-    """State while a row is played. The agent gets it as its task and records what it sees."""
+    """State while a row is played. The agent gets it as its task and notes in it what it sees."""
 
     fault: "Fault"
     saw: list[str] = field(default_factory=list)  # what the agent saw, in order

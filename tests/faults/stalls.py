@@ -4,7 +4,7 @@
         ...
     assert stall.longest < stalls.LONGEST
 
-This measures the CPU time of the loop's own thread, so it does not depend on other load.
+This measures the CPU time of the loop's own thread, so other load does not affect it.
 ``stalls.no_longer_than`` interrupts calls that block without using the CPU.
 """
 

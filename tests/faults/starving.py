@@ -1,4 +1,4 @@
-"""Agents that would monopolise the event loop or its threads, which must not delay others."""
+"""Agents that would monopolise the event loop or its threads, but must not delay other episodes."""
 
 import asyncio
 import contextlib
@@ -256,7 +256,7 @@ def noting(text: str) -> Agent:
 
 
 async def write_notes(scene: Scene) -> object:
-    """Play a rollout, and check that its logs and metrics can be encoded for a file."""
+    """Play a rollout, and check that its logs and metrics can be encoded as UTF-8."""
     trajectory = await rollout(scene)
     notes = {**trajectory.transitions[-1].logs, **trajectory.transitions[-1].metrics}
     "".join([*notes, *map(str, notes.values())]).encode()

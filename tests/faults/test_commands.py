@@ -19,12 +19,12 @@ from tests.kit import Patch
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds every descendant")
 
 PATIENCE = 120
-"""Timeout of a row in seconds."""
+"""Timeout in seconds for playing a row."""
 
 
 @pytest.fixture(autouse=True)
 def _folders_are_our_own(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Use a separate temporary folder, so that folders of concurrent tests don't count."""
+    """Use a separate temporary folder, so that concurrent tests' folders don't count."""
     (tmp_path / "episodes").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "episodes"))
 
@@ -36,7 +36,7 @@ def _what_is_imported_lazily_is_there(tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Iterator[Path]:
-    """Yield a folder of the user, and check afterwards that the row did not change it."""
+    """Yield a user's folder, and check afterwards that the row did not change it."""
     folder = tmp_path / "user" / "mine"
     (folder / "inner").mkdir(parents=True)
     for name in ("mine", "number", "reward", "inner/deep"):

@@ -12,7 +12,7 @@ from tests.kit import Patch
 
 @pytest.fixture(autouse=True)
 def _folders_are_our_own(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Use a separate temporary folder, so that folders of concurrent tests don't count."""
+    """Use a separate temporary folder, so that concurrent tests' folders don't count."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 

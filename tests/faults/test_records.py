@@ -91,7 +91,7 @@ VALUES: list[Any] = [
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the paths of all fields and elements (for lists, only of the first few)."""
+    """Yield the paths of all fields and list elements (only the first few of each list)."""
     items: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         items = [*value.items()]

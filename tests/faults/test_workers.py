@@ -34,7 +34,7 @@ class Seen:
 
 def seen_of(groups: Sequence[Group], mark: Path, monkeypatch: Patch, **options: Any) -> Seen:
     """Play groups in a separate pool and return everything the trainer can see."""
-    monkeypatch.syspath_prepend(str(mark))  # the path is an argument of the workers' command line
+    monkeypatch.syspath_prepend(str(mark))  # puts the path on the workers' command line
     handler, logger = BufferingHandler(10_000), logging.getLogger("evert.trainers.workers")
     logger.addHandler(handler)
     try:

@@ -236,7 +236,7 @@ async def closes_after_its_loop(scene: Scene) -> list[object]:
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
-    """Yield a list that contains the block's warnings once the block has finished."""
+    """Yield a list to which the block's warnings are added when the block ends."""
     warnings_seen: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -3,8 +3,8 @@
     DEEDS       what an agent does to its worker, once (its group is then played again)
     PROGRAMS    programs that replace evert's worker program each time a worker is started
 
-Each row states the result of the group and the messages logged in the meantime. ``…`` matches
-anything. Objects sent to workers are created in functions, so that they are pickled by value.
+Each row states the group's result and the messages logged in the meantime. ``…`` matches anything.
+Objects sent to workers are created in functions, so that they are pickled by value.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from typing import Any
 from evert.trainers.workers import process
 
 PLAYED = "completed 1 in 1"
-"""The result of a group that was played in the end."""
+"""The result of a group that was eventually played."""
 
 
 @dataclass(frozen=True)
 class Deed:
-    """Something that an agent does once in its worker, on the event loop of its groups."""
+    """Something that an agent does once in its worker, on its groups' event loop."""
 
     name: str  # both the row's name and the task
     does: Callable[[], Any]

@@ -40,7 +40,7 @@ TWENTY_QUESTIONS = {
     "openai2": ["twenty_questions_langgraph", "twenty_questions_crewai"],
     "tau2": [],
 }
-"""Environment -> the players of Twenty Questions that must run in it."""
+"""Environment -> the Twenty Questions players that must run in it."""
 
 PUBLIC = {
     "openai3": [
@@ -75,7 +75,7 @@ SWITCHES = {
 """Settings that stop frameworks from calling home."""
 
 KEYS = ("OPENAI_API", "ANTHROPIC_", "LANGSMITH_", "LANGCHAIN_", "TINKER_", "GOOGLE_", "GEMINI_")
-"""Prefixes of variables for API keys and their addresses. No example may need one."""
+"""Name prefixes of variables for API keys and addresses. No example may need them."""
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ def reward(trajectory: Trajectory) -> float:
 
 
 def by_rank(trajectories: list[Trajectory]) -> list[float]:
-    """Return a different reward for each, so that there is something to learn in any case."""
+    """Return a different reward for each trajectory, so that there is always something to learn."""
     return [float(rank) for rank in range(len(trajectories))]
 
 
 def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> None:
-    """Assert that one step of ``rl.train.main`` with two episodes of two tasks trains the model."""
+    """Assert that one step of ``rl.train.main``, with two episodes per task, trains the model."""
     builder = AgentDatasetBuilder(
         agent=agent,
         train_tasks=tasks,
@@ -39,7 +39,7 @@ def train_one_step(agent: str, tasks: Sequence[Any], folder: Path) -> None:
         group_size=2,
         group_reward=by_rank,
         limits=RolloutLimits(max_turns=3),
-        # The tiny base has not learned to play, so frameworks may raise on its output.
+        # The tiny base model has not learned to play, so frameworks may raise on its output.
         env_options={"on_agent_error": 0.0},
     )
     sizes: dict[str, Any] = {"max_tokens": 24, "max_steps": 1, "eval_every": 0, "save_every": 0}
@@ -76,7 +76,7 @@ def tasks_besides_this() -> list[str]:
 
 
 async def give_up_at_the_second_call(env: ChatAgentEnv, policy: ScriptedPolicy) -> None:
-    """Close an Env whose agent is waiting for its second reply; assert that nothing is left."""
+    """Close an Env whose agent is waiting for its second reply; assert that nothing lingers."""
     prompt, stop = await env.initial_observation()
     result = await env.step((await policy(prompt, stop)).tokens)
     assert not result.episode_done
@@ -138,7 +138,7 @@ class InStep(ScriptedPolicy):
 async def play_in_lockstep(
     agent: Callable[..., Any], model: Callable[[str], str], tasks: Sequence[Any]
 ) -> list[tuple[Trajectory, ScriptedPolicy]]:
-    """Play one episode per task concurrently; return each one with its policy, in order."""
+    """Play one episode per task concurrently; return trajectories and policies in task order."""
     others = Lockstep(len(tasks))
 
     async def play(task: Any) -> tuple[Trajectory, ScriptedPolicy]:

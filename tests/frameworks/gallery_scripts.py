@@ -94,4 +94,4 @@ SCRIPTS = {
         "Buenos días\nBonjour",
     ],
 }
-"""Agent -> its replies. All calls are in a single list, in the order in which they arrive."""
+"""Agent -> the replies to all its calls, in one list in the order in which the calls arrive."""

@@ -24,7 +24,7 @@ def rows() -> dict[str, dict[str, str]]:
 
 
 def glue_lines(path: Path) -> int:
-    """Count the lines of glue code between agent and evert, without blanks, docstrings, comments.
+    """Count the lines of glue between agent and evert, without blank lines, docstrings or comments.
 
     Imports are not counted: they belong to the agent, and evert is not imported.
     """

@@ -1,7 +1,7 @@
 """The same game in other styles of the same frameworks: streaming, teams, flows, threads.
 
 ``tests/bridge/clients`` covers streaming with the SDKs themselves. Each function is an agent, like
-those in examples/. It imports its framework itself, because no environment has all of them.
+those in examples/. Each imports its own framework, because no environment has them all.
 ``OTHER_WAYS`` in conftest.py says which of them run where.
 """
 
@@ -234,7 +234,7 @@ async def smolagents_stream(client, task):
 
 
 async def litellm_messages_stream(client, task):
-    """LiteLLM chooses Anthropic's streaming API by the model's name; evert intercepts the calls."""
+    """LiteLLM picks Anthropic's streaming API from the model name; evert intercepts the calls."""
     import litellm
 
     game = Game(task)
@@ -261,7 +261,7 @@ async def litellm_messages_stream(client, task):
 
 
 async def crewai_stream(client, task):
-    """``akickoff`` streams blocking calls in threads of the event loop's default executor."""
+    """``akickoff`` makes blocking, streaming calls in the event loop's default executor."""
     from crewai import LLM, Agent
     from crewai.tools import tool
 
@@ -285,7 +285,7 @@ def _react(game, lm):
 
 
 def dspy_in_a_thread(client, task):
-    """A blocking call of a module, with DSPy's other engine, LiteLLM."""
+    """A blocking call to a module, with DSPy's other engine, LiteLLM."""
     import dspy
 
     game, options = Game(task), {"api_key": "unused", "cache": False, "num_retries": 0}
@@ -296,7 +296,7 @@ def dspy_in_a_thread(client, task):
 
 
 def dspy_own_engine_in_a_thread(client, task):
-    """A blocking call of a module with DSPy's own engine, as an unchanged program makes it."""
+    """A blocking call to a module with DSPy's own engine, as an unchanged program makes it."""
     import dspy
 
     game = Game(task)

@@ -17,7 +17,7 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 
 from evert import ChatAgentEnv, ScriptedPolicy
 
-pytestmark = [  # from the frameworks, especially CrewAI
+pytestmark = [  # warnings from the frameworks, especially CrewAI
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ImportWarning"),
 ]
@@ -25,11 +25,12 @@ pytestmark = [  # from the frameworks, especially CrewAI
 ROOT = Path(__file__).parent.parent.parent
 
 GUESSES = 5
-"""Number of guesses until a bisection of 1..100 finds the target of ``game.TASK``."""
+"""Number of guesses that bisecting 1..100 takes to find the target of ``game.TASK``."""
 
 WITHOUT_A_FRAMEWORK = {
-    *("alphabet_sort", "calculator", "colours", "compression", "game", "gepa_prompt"),
-    *("harbor_trial", "multiply", "reverse_text", "twenty_questions", "wordle"),
+    *("alphabet_sort", "calculator", "colours", "compression", "distillation", "game"),
+    *("gepa_prompt", "gymnasium_reinforce", "harbor_trial", "multiply", "reverse_text"),
+    *("twenty_questions", "wordle"),
 }
 """Modules shared by examples, and examples played by other tests."""
 

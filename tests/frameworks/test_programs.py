@@ -59,7 +59,7 @@ END"""
 
 
 def program(path: str) -> str:
-    """Return the path of an installed program. A missing one is a failure."""
+    """Return the path of an installed program. Fail if it is missing."""
     assert (FRAMEWORKS / path).exists(), f"{path} is missing: run `make frameworks`"
     return str(FRAMEWORKS / path)
 
@@ -117,7 +117,7 @@ FIXES: list[tuple[Any, list[str], int]] = [
     (codex_of_npm, [*(call("exec_command", cmd=c) for c in ("cat calc.py", PATCH)), "Done."], 3000),
     (gemini, [call("read_file", file_path="calc.py"), REPLACE, "Done."], 5000),
 ]
-"""A program, its model's replies, and a token count between the lean prompt and the full one."""
+"""A program, its model's replies, and a token count between those of its lean and full prompts."""
 WHOLE_FILE = ["calc.py\n```\ndef add(a, b):\n    return a + b\n```\n"]
 
 

@@ -1,9 +1,9 @@
-"""tau2-bench under evert: equal replies earn the same as in the benchmark's own runner.
+"""tau2-bench under evert: the same replies earn the same as in the benchmark's own runner.
 
-The benchmark is the checkout in ``TAU2_BENCH``. Both roles are scripted, once behind the
-benchmark's own ``run_tasks``, as an HTTP API that LiteLLM calls, and once as tokens under evert,
-where all tasks run concurrently. Every task must earn the same, and an episode must be a single
-datum with exactly the sampled tokens.
+The benchmark is the checkout in ``TAU2_BENCH``. Both roles are scripted and played twice: by the
+benchmark's own ``run_tasks``, through an HTTP API that LiteLLM calls, and as tokens under evert,
+where all tasks run concurrently. Every task must earn the same both times, and an episode must be a
+single datum with exactly the sampled tokens.
 """
 
 import asyncio
@@ -44,14 +44,14 @@ TASKS = {
 
 Calls = tuple[tuple[str, dict[str, Any]], ...]
 Reply = str | Calls
-"""A reply of a model: text, or tool calls by name and arguments."""
+"""A model's reply: text, or tool calls by name and arguments."""
 
 STOP = "###STOP###"
 
 
 @dataclass(frozen=True)
 class Script:
-    """The replies of each model of the benchmark in one task, in order."""
+    """The replies of each of the benchmark's models in one task, in order."""
 
     agent: tuple[Reply, ...] = ()
     user: tuple[Reply, ...] = ()
@@ -95,7 +95,7 @@ def without_any(task: Task) -> Script:
 
 
 def mistaken(task: Task) -> Script:
-    """Return a script with one text changed in the arguments of the last action that has one."""
+    """Return a script in which the last action with a string argument gets a wrong one."""
     actions = golden(task)
     for place in reversed(range(len(actions))):
         texts = [key for key, value in actions[place].arguments.items() if isinstance(value, str)]
@@ -249,7 +249,7 @@ async def both_played(task: dict[str, str], said: Script) -> list[Trajectory]:
 
 
 async def rewarded_by_evert(task: dict[str, str], said: Script) -> float | None:
-    """Return the reward of an episode, or None if the benchmark fails in it."""
+    """Return an episode's reward, or None if the benchmark fails."""
     try:
         return reward(await played(task, said))
     except AgentError:
@@ -333,7 +333,7 @@ async def test_cancelling_an_episode_at_its_second_call_leaves_nothing_behind() 
 # -- commands ---------------------------------------------------------------------------------
 
 SHORT = ["on_agent_error=0.0", "max_tokens=16", "limits.max_turns=3", "device=cpu", "threads=1"]
-"""Keeps episodes of the tiny base short."""
+"""Keeps the tiny base model's episodes short."""
 
 CUSTOMER = ["models.user=evert-tiny", "models.user.max_tokens=16"]
 BOTH = ["tasks.plays=both"]

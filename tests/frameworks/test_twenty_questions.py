@@ -1,4 +1,4 @@
-"""Twenty Questions in CrewAI and LangGraph: the plain agent's game, and just as trainable."""
+"""Twenty Questions in CrewAI and LangGraph: same game as the plain agent's, just as trainable."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ GAMES: dict[str, tuple[dict[str, Any], list[str] | Callable[[str], str]]] = {
     "six searches at once, until patience ends": (SEARCH, [f"{STRIPED}\n" * 6, RIGHT]),
     "a search with a thought": (SEARCH, [f"Let me look.\n{STRIPED}", RIGHT]),
 }  # fmt: skip
-"""Options of a player, and its model's replies."""
+"""A player's options, and its model's replies."""
 
 EDITED = (
     "with an empty reply", "a search with a thought", "six searches at once, until patience ends"

@@ -38,7 +38,7 @@ SHELLS = {
     "opencode": ("bash", "command"),
     "qwen-coder": ("run_shell_command", "command"),
 }
-"""Agent -> its tool that runs a command line, and the name of that argument."""
+"""Agent -> its tool for running a command line, and the name of the tool's argument."""
 
 AGENTS = ["aider", *SHELLS]
 BY_DAY = ["claude-code", "mini-swe-agent"]
@@ -46,7 +46,7 @@ SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 def options(name: str) -> dict[str, Any]:
-    """Return options with the agent's program, and with its lean variant if it has one."""
+    """Return options that select the agent's program, and its lean variant if it has one."""
     folder = {"aider": AIDER, "mini-swe-agent": HERE}.get(name, NPM)
     return {"installed": str(folder), "lean": name in LEAN}
 
@@ -74,7 +74,7 @@ async def test_a_real_agent_solves_a_task_in_one_conversation(name: str) -> None
 
 
 def roomy(folder: Path) -> Path:
-    """Copy the smallest base with a context of 64k tokens; it was trained on 8k."""
+    """Copy the smallest base model, with a context window of 64k tokens; it was trained with 8k."""
     shutil.copytree(Path(evert.__file__).parent / "bases/evert-tiny", folder)
     config = json.loads((folder / "config.json").read_text())
     config["max_position_embeddings"] = 65536

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from harbor.environments.base import SandboxBuildFailedError
 from harbor.models.task.config import EnvironmentConfig
-from tests.faults.escapes import ADD_KEY
+from tests.faults.escapes import CALLS
 from tests.harbor.agents import Typist
 from tests.harbor.conftest import TASKS, solution
 from tests.kit import play, reward
@@ -52,9 +52,9 @@ async def test_a_line_runs_in_the_tasks_folder_and_its_background_processes_keep
 
 async def test_an_agent_can_access_neither_the_verifier_nor_this_machine(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("of this machine")
-    session, name = ctypes.c_long(-3), tmp_path.name
-    ctypes.CDLL(None).syscall(ADD_KEY, b"user", name.encode(), b"key", 3, session)
-    found = f"libc.syscall({ADD_KEY + 2}, 10, ctypes.c_long(-3), b'user', b'{name}', 0) > 0"
+    session, name, add_key = ctypes.c_long(-3), tmp_path.name, CALLS["ADD_KEY"]
+    ctypes.CDLL(None).syscall(add_key, b"user", name.encode(), b"key", 3, session)
+    found = f"libc.syscall({add_key + 2}, 10, ctypes.c_long(-3), b'user', b'{name}', 0) > 0"
     assert eval(found, {"libc": ctypes.CDLL(None), "ctypes": ctypes})
     seen = await typed(
         "ls /tests /solution /logs/verifier /root /home",

@@ -1,4 +1,4 @@
-"""ATIF: Harbor's models can read evert's files, and evert can read those of Harbor's agents."""
+"""ATIF: Harbor's classes can read evert's files, and evert can read those of Harbor's agents."""
 
 import asyncio
 import json

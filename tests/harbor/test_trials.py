@@ -1,8 +1,8 @@
 """Harbor trials as agents: their tokens, their rewards and how they end.
 
-1. Rewards equal those of Harbor's own runner with the same scripted model.
+1. Rewards match those of Harbor's own runner with the same scripted model.
 2. Each call is a transition with the sampled tokens, and a conversation is one lineage.
-3. Time limits and errors of Harbor keep their messages.
+3. Harbor's time limits and errors keep their messages.
 4. A cancelled episode stops its trial and leaves nothing behind.
 """
 
@@ -36,7 +36,7 @@ ALL = sorted(path.name for path in TASKS.iterdir())
 TERMINUS = HarborAgent("terminus-2", environment="bubblewrap")
 
 IN_PART = {"rank-scores": 0.5, "replace-address": 0.67, "search-log": 0.5}
-"""The reward of each half solution that earns something."""
+"""The reward of each partial solution that earns something."""
 
 PARTS = ("target_tokens", "mask")
 

@@ -189,7 +189,7 @@ INSTRUMENTATIONS: dict[str, Instrumented] = {
 TIMES = ("time", "duration", "timestamp")
 TOOK = r"took [\d.]+s"
 PLACES = ("server.", "url", "api_base", "base_url")
-"""Parts of the names of attributes that depend on the time or on the server's address."""
+"""Substrings of the names of attributes that depend on the time or on the server's address."""
 
 GROWING = {"opentelemetry": ("gen_ai.output.messages",)}
 """Attributes that repeat texts from earlier streams in the same process, even without evert."""

@@ -7,7 +7,7 @@
 ``playing``
     ``play`` an episode, ``play_group``, ``start`` an Env, and rewards of trajectories.
 ``renderers``
-    Renderers of all families with the shipped vocabulary.
+    Renderers of all families with the bundled vocabulary.
 ``serving``
     Loopback servers and free ports.
 ``fixtures``

@@ -43,7 +43,7 @@ def asks_blocking(client: BlockingAgentClient) -> float:
 
 
 def talker(turns: int, reward: float = 1.0) -> Callable[..., Coroutine[Any, Any, float]]:
-    """Return an agent that holds one conversation for some turns, with or without a task."""
+    """Return an agent that holds one conversation of ``turns`` turns, with or without a task."""
 
     async def agent(client: AgentClient, task: object = None) -> float:
         messages = [user("Hi")]

@@ -25,7 +25,8 @@ Reply = str | Callable[[str], str]
 
 
 def policy_of(*replies: Reply, **options: Any) -> ScriptedPolicy:
-    """Return a policy with these replies or a function of the prompt (default: always "Fine.")."""
+    """Return a policy that gives these replies in order, or calls a function on each prompt. By
+    default, it always says "Fine."."""
     if replies and callable(replies[0]):
         return ScriptedPolicy(replies[0], **options)
     return ScriptedPolicy([str(reply) for reply in replies] or (lambda prompt: "Fine."), **options)

@@ -1,4 +1,4 @@
-"""Renderers of all families, with the shipped tokenizer plus the control tokens they expect."""
+"""Renderers of all families, with the bundled tokenizer plus the control tokens they expect."""
 
 import copy
 import inspect
@@ -25,7 +25,7 @@ FAMILIES = [
 
 @cache
 def tokenizer_for_all_families() -> Any:
-    """Return the shipped tokenizer with all control tokens found in the Cookbook's source code."""
+    """Return the bundled tokenizer with all control tokens found in the Cookbook's source code."""
     folder = Path(inspect.getfile(cookbook)).parent
     names = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}
     for source in folder.glob("*.py"):

@@ -3,7 +3,7 @@
     .frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
 
 ``frameworks/make_environment.py verifiers`` creates the environment. In ``verifiers-v0``, which has
-an older verifiers, only the tests of the taskset run. The packages are not installed in .venv, so
+an older version, only the taskset's tests run. The packages are not installed in .venv, so
 without ``--environment`` none of these tests is collected.
 """
 
@@ -29,7 +29,7 @@ OLD, NEW = "verifiers-v0", "verifiers"
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("environment") in (OLD, NEW):
         sys.path[:0] = [*EXAMPLES, ENVIRONMENTS]  # as when an example is run
-        # For the tool servers of verifiers.
+        # For verifiers' tool servers.
         os.environ["PYTHONPATH"] = os.pathsep.join([ENVIRONMENTS, os.environ.get("PYTHONPATH", "")])
 
 

@@ -1,4 +1,4 @@
-"""``tasks=verifiers:NAME``: with equal replies, rewards equal those of verifiers' own evaluation.
+"""``tasks=verifiers:NAME``: the same replies earn the same as in verifiers' own evaluation.
 
 There are six environments: a third-party package, a multi-turn one and one with a tool, each for
 verifiers 0.4 and for earlier versions. Each plays 40 episodes in both verifiers and evert.
@@ -183,7 +183,7 @@ async def test_a_held_out_task_comes_from_the_eval_split_and_a_limit_truncates()
     assert len(prompts) == len(trajectory.transitions) == 1
     ends = trajectory.transitions[-1].metrics
     assert ends["env_stop/max_turns_reached" if IS_V0 else "env_stop/max_turns"] == 1.0
-    assert ends.get("stop/truncated") == (None if IS_V0 else 1.0)  # v0 counts only cut replies
+    assert ends.get("stop/truncated") == (None if IS_V0 else 1.0)  # v0 only counts cut-off replies
 
 
 MODULES = {

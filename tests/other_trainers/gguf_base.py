@@ -1,4 +1,4 @@
-"""Writes a shipped base as GGUF (float32) for llama.cpp: a Qwen3 with llama.cpp's tensor names."""
+"""Writes a bundled base model as float32 GGUF: a Qwen3 model with llama.cpp's tensor names."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ FIELDS = {
 
 
 def write_gguf(base: Path, out: Path) -> None:
-    """Write the base in a folder to a single file."""
+    """Write the base model in a folder to a single file."""
     config = json.loads((base / "config.json").read_text())
     writer = gguf.GGUFWriter(str(out), "qwen3")
     writer.add_name(base.name)

@@ -41,7 +41,7 @@ def played(base_url: str, episodes: int, temperature: float = 1.0) -> list[Traje
 
 
 def largest_difference(trajectories: list[Trajectory], store: Path) -> tuple[float, int]:
-    """Return the largest difference from the engine's log-probabilities, and their number."""
+    """Return the largest difference from the engine's log-probabilities, and the token count."""
     worst, count = 0.0, 0
     with embedded_engine(store, device="cpu", threads=1):
         client = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
@@ -57,7 +57,7 @@ def largest_difference(trajectories: list[Trajectory], store: Path) -> tuple[flo
 
 
 def evaluated(base_url: str, out: Path, *settings: str) -> dict[str, dict[str, str]]:
-    """Evaluate the base on the server and on the engine; return the table's rows by model."""
+    """Evaluate the base model on server and engine; return the table's rows by model."""
     names = [f"vllm:{base_url}#evert-tiny", "evert-tiny"]
     arguments = ["env=identity", f"models={','.join(names)}", "split=test", f"out={out}", *settings]
     assert evaluate.main(arguments) == 0

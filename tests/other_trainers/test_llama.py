@@ -1,4 +1,4 @@
-"""llama.cpp's server serves the shipped base, and evert samples from it."""
+"""llama.cpp's server serves the bundled base model, and evert samples from it."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""The unchanged training loop of the Cookbook, with its rollouts in Ray actors."""
+"""The Cookbook's unchanged training loop, with its rollouts in Ray actors."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ from tests.trainers.workers.test_runs import check_the_loop
 from evert.ray import RayRollouts
 from evert.trainers.workers.errors import LostGroupError
 
-# Ray leaves processes of its cluster unreaped.
+# Ray leaves its cluster's processes unreaped.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is still running:ResourceWarning")
 
 

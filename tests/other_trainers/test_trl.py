@@ -1,7 +1,7 @@
 """evert's agents under TRL's own ``GRPOTrainer``, on the CPU.
 
-For the same episodes, TRL gets exactly the same tokens as in the Cookbook's data, and its loss
-covers exactly the sampled tokens. Every Env is closed, whatever happens.
+For the same episodes, TRL gets exactly the tokens in the Cookbook's data, and its loss covers
+exactly the sampled tokens. Every Env is closed, whatever happens.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class Recorded(Rollouts):
 
 
 def trainer(rollouts: Rollouts, folder: Path, **settings: Any) -> GRPOTrainer:
-    """Return a TRL trainer created the way users create it."""
+    """Return a TRL trainer created the way users create one."""
     quiet: dict[str, Any] = {
         "report_to": "none",
         "save_strategy": "no",

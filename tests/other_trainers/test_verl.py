@@ -1,6 +1,6 @@
 """evert's agents under verl, played by its own workers and trained by its own ``main_ppo``.
 
-Ids, masks and log-probabilities of each output equal those in the Cookbook's data, token by token.
+Each output's ids, masks and log-probabilities match the Cookbook's data, token by token.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class Servers(LLMServerClient):
 
 
 class Said(TokenCompleter):
-    """A policy that repeats the answers of the servers."""
+    """A policy that replays the servers' responses."""
 
     def __init__(self, servers: Servers) -> None:
         self._left = {prompt: list(said) for prompt, said in servers.answers.items()}
@@ -109,7 +109,7 @@ class Said(TokenCompleter):
 
 
 class Scripted(TokenCompleter):
-    """A policy whose replies count up, and whose log-probabilities all differ."""
+    """A policy that always gives the same reply, but with log-probabilities that all differ."""
 
     def __init__(self, reply: str = "Fine.") -> None:
         self._policy = ScriptedPolicy(lambda prompt: reply)
@@ -178,7 +178,7 @@ def of_datum(datum: tinker.Datum) -> dict[str, list[float]]:
 def of_output(
     prompt: list[int], response: list[int], mask: list[int], logprobs: list[float]
 ) -> dict[str, list[float]]:
-    """Return verl's output in the form of a datum, where each position has its next token."""
+    """Return verl's output as a datum, in which each position's target is the next token."""
     before = [0.0] * (len(prompt) - 1)
     ids = [*prompt, *response]
     return {
@@ -217,7 +217,7 @@ def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Se
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[TokenCompleter]:
-    """Yield a completer for the shipped base on evert's engine."""
+    """Yield a completer for the bundled base model on evert's engine."""
     with evert.embedded_engine(tmp_path, device="cpu", threads=1):
         client = tinker.ServiceClient().create_sampling_client(base_model="evert-tiny")
         yield TinkerTokenCompleter(client, max_tokens=16)
@@ -395,7 +395,7 @@ async def test_an_unsupported_setting_is_refused_with_the_reason(
 ) -> None:
     given = servers("two_talks", *overrides, **settings)
 
-    with pytest.raises(Exception, match=message):  # Hydra raises its own class
+    with pytest.raises(Exception, match=message):  # Hydra raises its own error
         await batch_of(given, row(0))
 
 
@@ -539,7 +539,7 @@ LOOPS = {
 
 
 def files_for(folder: Path) -> tuple[Path, str]:
-    """Write a YAML file with all loops, and two tasks for each of them. A row names its loop."""
+    """Write a YAML file with all loops, and two tasks per loop, whose rows name their loop."""
     folder.mkdir()
     shared = {
         "_target_": "evert.verl.EvertAgentLoop",

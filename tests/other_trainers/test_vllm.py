@@ -1,4 +1,4 @@
-"""vLLM's CPU build serves the shipped base, and evert samples from it: ``make served``.
+"""vLLM's CPU build serves the bundled base model, and evert samples from it: ``make served``.
 
 The tests run in .venv, and vLLM in the environment ``.frameworks/vllm``.
 """
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 PYTHON = ROOT / ".frameworks" / "vllm" / "bin" / "python"
 PORT = 8462
 START = 600.0
-"""Seconds it may take to start. It takes 50 on an idle machine."""
+"""Maximum startup time in seconds. An idle machine takes 50."""
 
 # vLLM crashes on requests with a seed if it prefills the prompt in chunks.
 WHOLE_PROMPTS = ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384"]

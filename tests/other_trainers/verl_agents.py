@@ -35,7 +35,7 @@ async def calls_at_once(client: AgentClient, task: int) -> float:
 
 
 async def short_and_long(client: AgentClient, task: int) -> float:
-    """Play two conversations. The second prompt is longer than a first prompt may be."""
+    """Play two conversations. The second prompt is longer than a first one is allowed to be."""
     await ask(client, [user("Hi")])
     await ask(client, [user("Why? " * task)])
     return 1.0

@@ -3,10 +3,10 @@
 To enable the simulation, set ``PYTHONPATH`` to the folder ``darwin`` or ``win32`` next to this
 file. Each contains a ``sitecustomize.py``, which Python imports at startup. The simulation hides
 what the platform does not support: functions, signals and modules, ``/proc``, long or abstract
-socket names, and the memory of other processes. Processes are spawned. Python's standard library
-and other packages still see Linux, because they were installed for Linux.
+socket names, and the memory of other processes. Processes are spawned, not forked. Python's
+standard library and other packages still see Linux, because they were installed for Linux.
 
-The simulation does not include paths with backslashes, files that cannot be renamed while they are
+The simulation does not cover paths with backslashes, files that cannot be renamed while they are
 open, case-insensitive file systems, or the platform's kernel.
 """
 
@@ -61,7 +61,7 @@ LIBRARY = sysconfig.get_path("stdlib")
 
 
 def simulate(platform: str) -> None:
-    """Hide everything that the platform does not support from evert and its tests."""
+    """Hide from evert and its tests everything that the platform does not support."""
     is_windows = platform == "win32"
     missing: dict[ModuleType, set[str]] = {}
     for names in [LINUX_ONLY, *([UNIX_ONLY] if is_windows else [])]:

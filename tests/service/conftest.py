@@ -34,7 +34,7 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 
 @pytest.fixture(scope="session")
 def base_url(pytestconfig: pytest.Config) -> str:
-    """Return the service's address, after patching the SDK in this process for it."""
+    """Patch the SDK in this process for the service, and return the service's address."""
     os.environ.setdefault("TINKER_API_KEY", KEY)
     url = str(pytestconfig.getoption("--base-url"))
     complete_client(url)

@@ -11,7 +11,7 @@ import tinker
 
 PROMPT = tinker.ModelInput.from_ints([5, 6, 7])
 pytestmark = [
-    pytest.mark.timeout(1800),  # a server may compile for several minutes
+    pytest.mark.timeout(1800),  # a server may spend several minutes compiling
     pytest.mark.filterwarnings("default"),  # the SDK deprecates features that its servers need
 ]
 

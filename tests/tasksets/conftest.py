@@ -20,14 +20,14 @@ from evert.trainers.commands import train
 
 Call = tuple[str, Mapping[str, Any]]
 Said = str | list[Call]
-"""A reply of a model: text, or tool calls by name and arguments."""
+"""A model's reply: text, or tool calls by name and arguments."""
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "tasksets.md"
 
 
 def check_lines_of_the_page(taskset: str) -> None:
-    """Assert that ``evert train`` accepts the taskset's command lines on the page."""
+    """Assert that ``evert train`` accepts the taskset's command lines in ``docs``."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("evert train ")]
     own = [shlex.split(line)[2:] for line in lines if f" tasks={taskset}:" in line]
     assert len(own) == 2

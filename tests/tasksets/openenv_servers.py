@@ -1,4 +1,4 @@
-"""All types of OpenEnv servers in one process, each under its own path.
+"""All kinds of OpenEnv servers in one process, each under its own path.
 
     python tests/tasksets/openenv_servers.py PORT
 
@@ -129,7 +129,7 @@ class Text(Action):
 
 
 class Mute(Environment):  # type: ignore[type-arg]
-    """Ends at the third text, without a reward."""
+    """Ends after the third text, without a reward."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     last: float | None = None

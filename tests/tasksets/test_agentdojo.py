@@ -1,4 +1,4 @@
-"""AgentDojo under evert: equal replies earn the same rewards as in the package's own runner."""
+"""AgentDojo under evert: the same replies earn the same as in the package's own runner."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ from evert.envs.tasksets.agentdojo import LEFT_OUT, OFFLINE, VERSION, AgentDojo
 
 SUITES = get_suites(VERSION)
 WAYS: list[list[str]] = [["user"], [], ["injection", "user"], ["injection"]]
-"""Whose calls are made, in order."""
+"""The roles whose calls are made, in order."""
 
 
 @pytest.fixture(autouse=True)

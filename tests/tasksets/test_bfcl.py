@@ -1,4 +1,4 @@
-"""BFCL under evert: equal calls get the same verdict as from the package's own checker.
+"""BFCL under evert: the same calls get the same verdict as from the package's own checker.
 
 The checker evaluates calls as Python code, but here it only sees scripted calls. Under evert, a
 call can only call a method of the API by name, in a separate process.
@@ -60,7 +60,7 @@ def without_the_last(turns: Turns) -> Turns:
 
 
 def mistaken(turns: Turns) -> Turns:
-    """Change a text in the last call that has one."""
+    """Change a string argument in the last call that has one."""
     changed = [[*turn] for turn in turns]
     for turn in reversed(changed):
         for place, [(name, args)] in reversed([*enumerate(turn)]):
@@ -94,7 +94,7 @@ names = count()
 
 
 def by_bfcl(row: dict[str, Any], turns: Turns) -> bool:
-    """Return the verdict of the package's checker. It keeps state by name, so names differ."""
+    """Return the checker's verdict. It keeps state by model name, so each call uses a new one."""
     decoded = [[[_written(*call) for call in step] for step in turn] for turn in turns]
     category = row["id"].rpartition("_")[0]
     truth = row["ground_truth"]

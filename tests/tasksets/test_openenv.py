@@ -1,4 +1,4 @@
-"""OpenEnv servers under evert: its template, its quick start, and further types of servers."""
+"""OpenEnv servers under evert: its template, its quick start, and other kinds of servers."""
 
 import asyncio
 import json
@@ -98,7 +98,7 @@ SCRIPTS = {"words": words, "echo": echo, "sums": sums, "walk": walk}
 
 
 async def in_their_loop(url: str, name: str, seed: int) -> list[float]:
-    """Return the rewards with OpenEnv's own clients; the reset's counts for the first action."""
+    """Return the rewards seen by OpenEnv's clients; the reset's is added to the first action's."""
     tools = name in ("echo", "sums")
     async with (MCPToolClient if tools else GenericEnvClient)(f"{url}/{name}") as env:
         results = [await env.reset(seed=seed)]

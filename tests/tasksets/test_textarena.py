@@ -60,7 +60,7 @@ def script(id: str, seed: int) -> Iterator[str]:
 
 
 def in_their_loop(agent: TextArena, seed: int) -> dict[int, float] | None:
-    """Return what each player earns, or None if the game returns a text instead of a number."""
+    """Return what each player earns, or None if the game returns text instead of numbers."""
     random.seed(seed)
     moves, over = script(agent.name, seed), False
     env = ta.make(agent.name)
@@ -113,7 +113,7 @@ async def test_a_players_conversation_gets_only_the_new_observations_at_each_tur
 async def test_the_output_of_a_game_is_suppressed_but_other_output_is_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    agent = TextArena("FrozenLake-v0", options={"size": 3, "num_holes": 9})  # which gives a warning
+    agent = TextArena("FrozenLake-v0", options={"size": 3, "num_holes": 9})  # prints a warning
     await play(agent, lambda _: "[down]", task=0)
     assert capsys.readouterr().out == ""
     game = frozen_lake.FrozenLakeEnv

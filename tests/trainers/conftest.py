@@ -51,7 +51,7 @@ def signals() -> Iterator[None]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Run the training command in a subprocess that opens no socket; tests must not change the run.
 
-    All workers of a session share it. Its output is saved next to its ``runs`` folder.
+    All workers of a session share the run. Its output is saved next to its ``runs`` folder.
     """
     base = tmp_path_factory.getbasetemp()
     home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished"
@@ -91,7 +91,7 @@ def cli(capsys: Shown) -> Cli:
 
 @pytest.fixture(scope="session", autouse=True)
 def _alone() -> Iterator[None]:
-    """Remove API keys, and use one thread because tiny operations gain nothing from more."""
+    """Remove API keys, and use one thread: tiny operations gain nothing from more threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:

@@ -53,7 +53,7 @@ def interrupt_in_finalizer() -> None:
 
 
 def copy_of(run: RunFolder, path: Path) -> RunFolder:
-    """Return a copy that may be changed. Its weights are hard links: replace them, don't write."""
+    """Return a copy that may be changed. Weights are hard links: replace them, don't edit them."""
 
     def copy(source: str, target: str) -> None:
         (os.link if source.endswith(".safetensors") else shutil.copy2)(source, target)
@@ -67,7 +67,7 @@ from evert.trainers.cli import main
 for line in sys.argv[1:]:
     print(shlex.split(line)[0], "ended with", main(shlex.split(line)), flush=True)
 """
-"""A program that runs several commands of ``evert`` in one process, because a start takes long."""
+"""A program that runs several ``evert`` commands in one process, because startup is slow."""
 
 
 def run_python(
@@ -126,7 +126,7 @@ def prompt(*tokens: int) -> types.ModelInput:
 
 
 def params(**options: Any) -> types.SamplingParams:
-    """Return sampling parameters for a reply of eight tokens without a stop."""
+    """Return sampling parameters for replies of eight tokens, with no stop sequences."""
     return types.SamplingParams(**{"max_tokens": 8, "stop": [], **options})
 
 

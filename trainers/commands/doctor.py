@@ -22,7 +22,7 @@ TESTED = {
     "openai": "3.57.0",
     "peft": "0.21.2",
 }
-"""Latest tested versions of the most important packages."""
+"""For each of the main packages, the latest version that evert was tested with."""
 
 SYSTEMS = {
     "linux": "",

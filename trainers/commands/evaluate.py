@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from evert.trainers.episodes.playing import EpisodeLog, EpisodeResult, PlannedEpisode
 
 SHOWN = 3
-"""How many tasks per model to print below the table, with the model's reply."""
+"""How many tasks per model to show below the table, each with the model's reply."""
 SPLITS_FIGURE, CATEGORIES_FIGURE, PASS_AT_FIGURE = "splits.png", "categories.png", "pass_at.png"
 
 USAGE = """\
@@ -268,7 +268,7 @@ def _report(
 
 
 def _show_answers(episodes: Sequence["EpisodeResult"], console: Console) -> None:
-    # the first seed of each task
+    # for each task, only the episode with the first seed
     firsts = {(e.split, e.task): e for e in reversed(episodes) if e.dialogue}
     for episode in [*reversed(firsts.values())][:SHOWN]:
         reward = "no reward" if episode.reward is None else f"reward {episode.reward:g}"

@@ -35,9 +35,9 @@ from evert.trainers.system.provenance import origin
 
 ALL = "all-offline"
 TYPED = "typed"
-"""Key of the arguments in ``evaluation.json``."""
+"""Key under which ``evaluation.json`` stores the arguments."""
 STOP_SECONDS = 30
-"""How long an interrupted evaluation may take to exit before it is killed."""
+"""How many seconds to wait for an interrupted evaluation to exit before killing it."""
 
 USUAL = {"split": "test", "max_tasks": "20", "seeds": "1"}
 """Default settings, which the taskset and the user can override."""
@@ -56,7 +56,7 @@ except EvertError as error:
 def run(pairs: Mapping[str, str], settings: EvaluateSettings) -> int:
     """Evaluate on every offline taskset, and return 1 if any evaluation failed.
 
-    ``pairs`` contains all arguments except ``tasks``, and ``settings`` is the parsed form of them.
+    ``pairs`` contains all arguments except ``tasks``, and ``settings`` is their parsed form.
     """
     console = Console(highlight=False, markup=False, emoji=False)
     path = output_folder(settings.out, "evaluations", ALL, EVALUATION)
@@ -116,7 +116,7 @@ def offline_tasks() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
 
 
 def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, str]:
-    """Return the first Python that can load the taskset, or "" and the first error message."""
+    """Return the first interpreter that can load the taskset, or "" and the first error message."""
     arguments = [f"id={evaluation['tasks']}"]
     arguments += [f"{k[6:]}={v}" for k, v in evaluation.items() if k.startswith("tasks.")]
     interpreters = sorted(Path(environments).expanduser().glob("*/bin/python"))
@@ -132,7 +132,7 @@ def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, s
 
 
 def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
-    """Evaluate on one taskset, and return an error message or ""."""
+    """Evaluate on one taskset. Return an error message, or "" if it succeeded."""
     pairs = [f"{key}={value}" for key, value in evaluation.items()]
     command = [python, "-P", "-m", "evert.trainers.cli", "evaluate", *pairs]
     with (
@@ -179,7 +179,7 @@ def _scores(folder: Path) -> list[dict[str, str]]:
 
 
 def _failed_episodes(folder: Path) -> list[str]:
-    """Describe how many episodes failed and their most common error; [] if none failed."""
+    """Return lines on how many episodes failed and the most common error; [] if none failed."""
     from evert.trainers.episodes.playing import EpisodeError, EpisodeLog, failures
 
     try:

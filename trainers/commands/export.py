@@ -53,7 +53,7 @@ file per trajectory. run= can also be a trace from another program, in ATIF or T
 class ExportSettings:
     """The rollouts to export, the format, and the output path."""
 
-    run: str = chz.field(doc="folder of a run or an evaluation, or a Recorder's file")
+    run: str = chz.field(doc="run or evaluation folder, or a Recorder's file")
     format: Literal["sft", "pairs", "atif", "training_trace", "otel"] = setting(
         "sft", "output format"
     )
@@ -83,7 +83,7 @@ class _Selection:
 
 def export(settings: ExportSettings) -> None:
     """Write the rollouts in the chosen format, and print how many rows were written."""
-    record_files(settings.run)  # raise for a wrong path before the slow import of the formats
+    record_files(settings.run)  # report a wrong path before the slow import of the formats
     from evert.trainers.rundir.export_formats import FORMATS
 
     console = Console(highlight=False, markup=False)
@@ -106,7 +106,7 @@ def _lines(
 ) -> Iterator[bytes]:
     """Yield rows as JSON with known secrets redacted.
 
-    With ``unique``, sft and pairs rows that occurred before are left out.
+    With ``unique``, duplicate rows in the sft and pairs formats are skipped.
     """
     from evert.bridge.redaction import redacted
 
@@ -130,7 +130,7 @@ def _write(settings: ExportSettings, lines: Iterable[bytes]) -> Path:
         number = 0
         for number, line in enumerate(lines):
             write_whole(out / f"{number:06}.json", line)
-        for old in [*out.glob(TRACES)]:  # left over from a larger export
+        for old in [*out.glob(TRACES)]:  # left over from an earlier, larger export
             if int(old.stem) > number:
                 old.unlink()
         return out
@@ -148,7 +148,7 @@ def _why_nothing(settings: ExportSettings, selection: _Selection, left_out: Sequ
         least = f"min_reward={settings.min_reward:g}"
         return f"None of the {selection.total} rollouts reaches {least}. Lower min_reward."
     if selection.selected and settings.format == "pairs":
-        return f"There are no pairs to export: in every group of {settings.run}, rewards are equal."
+        return f"There are no pairs to export: rewards are equal in every group of {settings.run}."
     return f"{settings.run} contains no conversations, because no model was called."
 
 

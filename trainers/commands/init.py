@@ -32,11 +32,11 @@ class InitError(EvertError, FileExistsError):
 
 @chz.chz
 class InitSettings:
-    """The folder, and the type of agent."""
+    """The folder to create, and the type of agent."""
 
     name: str = setting("my-agent", "folder to create")
     agent: Literal["openai", "openai-agents", "anthropic", "langgraph", "command"] = setting(
-        "openai", "SDK or framework the agent uses, or command for a program in any language"
+        "openai", "the agent's SDK or framework, or `command` for a program in any language"
     )
 
 

@@ -56,13 +56,13 @@ class ExportError(EvertError, ValueError):
 class ModelExportSettings:
     """The weights to export, and the format."""
 
-    model: str = chz.field(doc="runs/NAME, runs/NAME@STEP, tinker://..., a base or a folder")
+    model: str = chz.field(doc="runs/NAME, runs/NAME@STEP, tinker://..., a base model or a folder")
     out: str = chz.field(doc="output folder; must be new or empty")
     format: str = setting("merged", f"one of {', '.join(FORMATS)}")
     dtype: str = setting(
         "",
         "; ".join(f"{key}: {', '.join(FORMATS[key])}" for key in FORMATS)
-        + " (default: the first one of the format)",
+        + " (default: the first one listed for the format)",
     )
     trust_remote_code: bool = trust()
 
@@ -194,7 +194,7 @@ class _Weights:
 
 
 def _download(service: Any, named_weights: ModelRef, work: Path) -> tuple[str, Path]:
-    """Download weights from a service. Return the base's name and the PEFT adapter's folder."""
+    """Download weights from a service. Return the base model's name and the adapter's folder."""
     from tinker_cookbook import weights
     from tinker_cookbook.exceptions import TinkerCookbookError
 

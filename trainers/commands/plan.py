@@ -36,10 +36,10 @@ Settings and their values:
 class PlanSettings:
     """The model to plan for, and how it would be trained."""
 
-    model: str = setting(BASE_MODEL, "base, Hugging Face folder, cached Hub model, or run")
+    model: str = setting(BASE_MODEL, "base model, Hugging Face folder, cached Hub model, or run")
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda, mps or auto")
-    dtype: Dtype = setting("auto", "weight dtype; auto uses bfloat16 on CUDA with an adapter")
+    dtype: Dtype = setting("auto", "weight dtype; auto uses bfloat16 for adapters on CUDA")
     full_parameter: bool | None = setting(
         None, "train all weights instead of an adapter (default: for models below 50M parameters)"
     )
@@ -49,7 +49,7 @@ class PlanSettings:
         2048, "tokens per row (a prompt and its reply), or per episode on the service"
     )
     gradient_checkpointing: bool | None = setting(
-        None, "recompute layers in the backward pass (default: if memory requires it)"
+        None, "recompute layers in the backward pass (default: only if memory is short)"
     )
     steps: int = size(20, "training steps (service only)")
     batch_size: int = size(32, "groups (tasks) per step (service only)")
@@ -124,7 +124,7 @@ def hosted_plan(settings: PlanSettings) -> str:
     rows = [
         ("episodes", f"{episodes:,}", shape),
         ("tokens", f"{episodes * tokens:,}", f"{tokens:,} per episode, in {turns} model calls"),
-        ("one step", str(step), "depends on how many tokens are replies"),
+        ("one step", str(step), "depends on the number of reply tokens"),
         ("total", str(cost), ""),
     ]
     lines = [

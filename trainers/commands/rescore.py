@@ -48,8 +48,8 @@ export and warm-ups use them.
 class RescoreSettings:
     """The rollouts to rescore, and the new reward function."""
 
-    run: str = chz.field(doc="folder of a run or an evaluation, or a Recorder's file")
-    reward: str = chz.field(doc="import path of a function that returns a RolloutRecord's reward")
+    run: str = chz.field(doc="run or evaluation folder, or a Recorder's file")
+    reward: str = chz.field(doc="import path of a function that maps a RolloutRecord to a reward")
     replace: bool = setting(False, "replace the recorded rewards with the new ones")
     out: str = setting("", f"output file (default: {RESCORED} in the run's folder)")
     parallel: int = size(64, "how many rollouts to score concurrently, if the function is async")
@@ -109,7 +109,7 @@ async def _rescored(
     records: "Iterable[RolloutRecord]", reward: Callable[..., Any], parallel: int
 ) -> list[Rescored]:
     rollouts, remaining = list[Rescored](), iter(records)
-    while batch := [*islice(remaining, parallel)]:  # raises for a damaged line
+    while batch := [*islice(remaining, parallel)]:  # raises an error if a line is damaged
         rollouts += await asyncio.gather(*(_scored(record, reward) for record in batch))
         await asyncio.sleep(0)  # let Ctrl-C through if the reward function never awaits
     return rollouts
@@ -149,7 +149,7 @@ def _show(rollouts: Sequence[Rescored], limit: int, console: Console) -> None:
         table.add_row(name, f"{of(old):.3f}", f"{of(new):.3f}")
     console.print(table)
     if len({*old}) > 1 and len({*new}) > 1:
-        console.print(f"correlation of old and new: {correlation(old, new):.2f}")
+        console.print(f"correlation between old and new: {correlation(old, new):.2f}")
     changes.sort(key=lambda rollout: -abs(rollout.new - rollout.old))
     for rollout in changes[:limit]:
         where = f"iteration {rollout.iteration}, group {rollout.group_idx}"

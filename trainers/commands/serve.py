@@ -51,15 +51,15 @@ class ServeError(EvertError, OSError):
 class ServeSettings:
     """The models to serve, and the server's options."""
 
-    model: str = chz.field(doc="base, Hugging Face folder, runs/NAME or runs/NAME@STEP")
-    name: str = setting("", "model name for clients (default: the last part of model=)")
+    model: str = chz.field(doc="base model, Hugging Face folder, runs/NAME or runs/NAME@STEP")
+    name: str = setting("", "model name that clients use (default: the last part of model=)")
     host: str = setting(
         "127.0.0.1", "address to listen on; 0.0.0.0 lets other machines connect, over plain HTTP"
     )
     port: int = port("port to listen on (0 picks a free port)")
     api_key_env: str = setting(
         "VLLM_API_KEY",
-        "environment variable with the API key for clients; if it is unset, a random key is used",
+        "environment variable that holds the clients' API key; if unset, a random key is used",
     )
     trust_remote_code: bool = trust()
     device: str = device("cpu, cuda, mps or auto")
@@ -72,15 +72,15 @@ class ServeSettings:
     )
     max_tokens: int | None = size(
         None,
-        "maximum tokens per chat reply, unless the request sets it (default: the run's, or 2048)",
+        "maximum tokens per chat reply if the request sets no limit (default: the run's, or 2048)",
     )
     temperature: float | None = size(
         None, "temperature for all chat replies (default: the request's, or 1)", 0
     )
-    keep: int = size(2**21, "maximum tokens of past conversations to keep for each model")
+    keep: int = size(2**21, "maximum number of tokens of past conversations to keep per model")
     record: str = setting("", "folder to record conversations in (default: don't record)")
     record_share: float = share(1.0, "fraction of conversations to record")
-    record_bytes: int = size(2**30, "maximum size of the records in bytes; deletes the oldest ones")
+    record_bytes: int = size(2**30, "maximum bytes of records to keep; the oldest are deleted")
     seed: int = setting(0, "seed for requests that don't set one")
 
 
@@ -141,7 +141,7 @@ def serving(settings: ServeSettings) -> Iterator[str]:
 
 
 def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
-    """Map the name that clients use to the model and the setting it came from."""
+    """Map each name that clients use to its model and the setting that specified it."""
     name = settings.name or Path(settings.model).name
     more = {name: (str(model), f"models.{name}") for name, model in settings.models.items()}
     if name in more:
@@ -153,7 +153,7 @@ def _names(settings: ServeSettings) -> dict[str, tuple[str, str]]:
 
 
 def _place(weights: ModelRef) -> tuple[str | None, str | None]:
-    """Return (path, None) for trained weights, and (None, name) for a base."""
+    """Return (path, None) for trained weights, and (None, name) for a base model."""
     if weights.model_path is None:
         return None, weights.model
     return str(weights.folder or weights.model_path), None

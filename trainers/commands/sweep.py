@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sweep(arguments: Sequence[str]) -> int:
-    """Start all runs that have not completed, and report; return 1 if a run failed."""
+    """Start all runs that have not completed, and report the results. Return 1 if a run failed."""
     if sys.platform == "win32":
         raise RecipeError(f"evert sweep {NEEDS_UNIX} Start the runs one by one with evert train.")
     quiet_progress_bars()
@@ -126,7 +126,7 @@ class Sweep:
         self._record = Record(plan, folder.path)
         self._room = asyncio.Semaphore(plan.settings.parallel or 1)
         self._measured = plan.settings.parallel is not None
-        """Whether we know how many runs fit on the machine. Until then, only one run trains."""
+        """Whether we know how many runs fit on the machine. Until we do, only one run trains."""
         # Tables are as wide as the terminal. In a file, they have a fixed width.
         wide = None if sys.stdout.isatty() else FILE_WIDTH
         console = Console(highlight=False, width=wide)

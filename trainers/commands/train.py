@@ -204,7 +204,7 @@ def _run_async(training: Coroutine[Any, Any, "RunSummary"]) -> "RunSummary":
             while stopped is not None:  # the exception's frames keep the rollouts alive
                 traceback.clear_frames(stopped.__traceback__)
                 stopped = stopped.__context__
-            gc.collect()  # while the modules are frozen: scanning them all takes a second
+            gc.collect()  # before unfreezing, because scanning all modules takes a second
             if not was_frozen:
                 gc.unfreeze()
 
@@ -226,8 +226,8 @@ async def _run(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False)
 
-    gc.collect()  # here, because a finalizer that runs outside the event loop swallows Ctrl-C
-    gc.freeze()  # so that collections don't scan all imported modules and block the loop
+    gc.collect()  # run finalizers now: outside the event loop, they would swallow Ctrl-C
+    gc.freeze()  # keeps later collections from scanning all modules, which blocks the loop
     settings = prepared.settings
     warm = await warm_up(settings, folder.path, console, embedded=prepared.engine.embedded)
     context = await asyncio.to_thread(context_of, settings)
@@ -243,7 +243,7 @@ async def _run(
     first = FirstSteps(settings, partial(_warn, console))
     if before is not None and not start:
         tally.report("held-out tasks, untrained", before.failures)
-        first.see_replies("of the held-out tasks", before.cut)
+        first.see_replies("on the held-out tasks", before.cut)
     if start >= settings.steps:
         say(f"all {start} steps are already done; pass a larger steps= to continue training")
     elif start:
@@ -347,7 +347,7 @@ async def _train(
     with display(console, folder.path, total) as show, unsaved_shown(console), follow(on_row):
         try:
             await tally.watch(cookbook.main(config, workers))
-        except AssertionError as error:  # without a message, it means that the batch was empty
+        except AssertionError as error:  # no message means that the batch was empty
             removes = config.remove_constant_reward_groups
             could_be_empty = tally.has_skipped or removes
             if config.stream_minibatch_config is None or error.args or not could_be_empty:

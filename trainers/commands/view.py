@@ -41,7 +41,7 @@ class ViewError(EvertError, OSError):
 
 @chz.chz
 class ViewSettings(PriceSettings):
-    """The port to serve the page on (only reachable from this machine), and prices."""
+    """The page's port (only reachable from this machine), and prices for calculating costs."""
 
     port: int = port("port on 127.0.0.1 (0 picks a free port)")
 
@@ -68,7 +68,7 @@ def _run(arguments: Sequence[str]) -> None:
         if path.is_file() and not holds_episodes(path):
             raise ViewError(
                 f"{path} contains no rollouts: none of its first lines is an episode. Pass a "
-                "run or an evaluation, a folder that contains some, or a file of rollouts "
+                "run, an evaluation, a folder of either, or a file of rollouts "
                 "(rollouts/*.jsonl, rollouts.jsonl)."
             )
     with _database(paths) as database:

@@ -9,7 +9,7 @@ In reading order:
     early_checks.py   import and check agents, tasks and files before importing torch
     episode.py        episode settings, which become the Env's options
     recipes.py        look up the game and its recipe
-    model_names.py    look up models by name: bases, runs and endpoints
+    model_names.py    look up models by name: base models, runs and endpoints
     frozen_models.py  frozen models that answer some of the agent's calls
     opponents.py      opponents that play the other seats
     prices.py         the cost of a run on the hosted service

@@ -263,7 +263,7 @@ LEFT = 39
 def settings_help(
     kind: type, settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None
 ) -> str:
-    """List the settings of a chz class, with value, description and where the value comes from."""
+    """List a chz class's settings, each with its value, the value's origin and a description."""
     fields = chz.chz_fields(kind)
     root = [chz.chz_fields(base) for base in kind.__mro__ if chz.is_chz(base)][-1]
     lines: list[str] = []

@@ -1,8 +1,8 @@
 """Choose a run's engine: the embedded engine, or a Tinker service.
 
-    no TINKER_API_KEY and no base_url         embedded
-    API key, and a model name                 service
-    API key, and a shipped base or a folder   embedded, because no service has the model
+    no TINKER_API_KEY and no base_url               embedded
+    API key, and a model name                       service
+    API key, and a bundled base model or a folder   embedded, because no service has the model
 
 ``engine=`` overrides this. No connection is made before an engine has been chosen, because the
 embedded engine must not use the network.
@@ -34,7 +34,7 @@ TINY = 2**25
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """The chosen engine, and the reason."""
+    """The chosen engine, and the reason for the choice."""
 
     kind: Literal["embedded", "service"]
     reason: str
@@ -116,7 +116,7 @@ def running_engine(
 ) -> Iterator[dict[str, Any]]:
     """Run the engine inside the block, and yield its description.
 
-    The embedded engine may connect to the hosts of the frozen models.
+    The embedded engine may connect to the frozen models' hosts.
     """
     register_folder(settings.model_name)  # the user's own service may offer this model as well
     if choice.kind == "service":

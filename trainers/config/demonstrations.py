@@ -89,8 +89,8 @@ def describe(demonstrations: Sequence[Demonstration]) -> str:
     counts = {
         "skipped (nothing to learn)": sum(not any(row.learned) for row in demonstrations),
         "repeated": len(demonstrations) - len(texts),
-        "with messages after the last reply to learn": len(ends),
-        "that call a tool which is not in their list of tools": sum(
+        "with messages after the last reply to learn from": len(ends),
+        "that call a tool missing from their list of tools": sum(
             map(_calls_others, demonstrations)
         ),
         **{f"with the field {name!r}, which is ignored": count for name, count in unread.items()},

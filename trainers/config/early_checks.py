@@ -84,7 +84,7 @@ def named_files(settings: object) -> dict[str, list[Path]]:
 
 
 def _read_file(key: str, path: str, error: type[EvertError]) -> Sequence[Any] | None:
-    """Read the file given for a setting; None for records, because that would import torch."""
+    """Read a setting's file; return None for records, because reading them would import torch."""
     if holds_records(path, error):
         record_files(path)
         return None

@@ -36,10 +36,10 @@ class EpisodeSettings:
         None, "maximum tokens in a prompt and its reply (default: the model's context length)", 3
     )
     agent_timeout: float | None = size(
-        600.0, "maximum seconds between an agent's calls; None disables it", 0, or_more=False
+        600.0, "maximum seconds between an agent's calls; None means no limit", 0, or_more=False
     )
     model_timeout: float | None = size(
-        600.0, "maximum seconds to wait for a frozen model; None disables it", 0, or_more=False
+        600.0, "maximum seconds to wait for a frozen model; None means no limit", 0, or_more=False
     )
     on_agent_error: float | None = setting(
         None,
@@ -57,7 +57,7 @@ class EpisodeSettings:
     )
     keep_completed_arguments: bool = setting(
         False,
-        "whether to keep the sampled tokens if the agent adds arguments to the tool call when "
+        "whether to keep a tool call's sampled tokens if the agent adds arguments to the call when "
         "sending it back",
     )
     parse_error_policy: Mapping[str, Any] = by_path(
@@ -65,7 +65,7 @@ class EpisodeSettings:
         "terminal_reward, mask_error_turns, retry_message_template (default: deliver the text)"
     )
     close_timeout: float = size(
-        5.0, "maximum seconds to wait for a cancelled agent", 0, or_more=False
+        5.0, "maximum seconds to wait for a cancelled agent to stop", 0, or_more=False
     )
 
 

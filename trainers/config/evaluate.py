@@ -26,7 +26,7 @@ MAPPINGS["frozen"] = TRAINING["models"]  # typed as models.KEY
 
 
 NAMES = (
-    "a base, a folder, runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL, "
+    "a base model, a folder, runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL, "
     "https://HOST/v1#MODEL, vllm:http://HOST:PORT/v1#MODEL, or a player of the game"
 )
 
@@ -39,13 +39,13 @@ class PlayingSettings(SharedSettings):
     train_tasks: str = setting("", "import path or file of the training tasks (with agent=)")
     test_tasks: str = setting("", "import path or file of the held-out tasks (with agent=)")
     frozen: Mapping[str, Any] = by_path(
-        "frozen model that answers the agent's calls to KEY: a base, a folder, runs/NAME, ..., "
-        "openai:MODEL; takes the same options as in training: models.KEY.temperature=0, ..."
+        "frozen model that answers the agent's calls to KEY: a base model, a folder, runs/NAME, "
+        "..., openai:MODEL; takes the same options as in training: models.KEY.temperature=0, ..."
     )
     opponent: str = setting(
         "",
-        "opponent for the other seats of a multi-seat agent: one of the game's opponents, or a "
-        "model as in models.KEY (default: the evaluated model plays all seats)",
+        "opponent that plays the other seats of a multi-seat agent: one of the game's opponents, "
+        "or a model as in models.KEY (default: the evaluated model plays all seats)",
     )
     split: Literal["all", "train", "test"] = setting("all", "which tasks to play")
     max_tasks: int | None = size(200, "maximum tasks per split, evenly spaced; None plays all")
@@ -99,7 +99,7 @@ class PlayingSettings(SharedSettings):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Settings that replace the run's: device, threads; if set, renderer, dtype, template."""
+        """Settings that replace the run's: device, threads; renderer, dtype, template if set."""
         candidates = {"renderer_name": self.renderer_name, "dtype": self.dtype}
         overrides: dict[str, Any] = {
             key: value for key, value in candidates.items() if value not in (None, "", "auto")
@@ -177,7 +177,7 @@ class EvaluateSettings(PlayingSettings):
     seeds: int = size(4, "number of episodes per task, each with a different seed")
     success: float = setting(1.0, "minimum reward that counts as a success")
     pass_at: tuple[int, ...] = setting(
-        (), "values of k for pass@k, like 1,4,16; none larger than seeds"
+        (), "values of k for pass@k, like 1,4,16; must not exceed seeds"
     )
     parallel: int | None = parallel()
     environments: str = setting(
@@ -221,7 +221,7 @@ class PlaySettings(PlayingSettings):
         "task itself as JSON or text (default: the first task, if there is one)",
     )
     out: str | None = setting(
-        None, "output folder, with record=True (default: plays/<env>-<date-time>)"
+        None, "output folder, used with record=True (default: plays/<env>-<date-time>)"
     )
 
     @chz.validate

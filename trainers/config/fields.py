@@ -11,7 +11,7 @@ from evert.bridge.errors import EvertError
 from evert.trainers.system.machine import cores
 
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
-"""Weight dtypes of the embedded engine."""
+"""Weight dtypes that the embedded engine supports."""
 
 
 class RecipeError(EvertError, ValueError):

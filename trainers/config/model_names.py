@@ -1,10 +1,10 @@
 """Look up models by name. All commands accept these names:
 
-    evert-tiny-20q           a shipped base, Hugging Face folder, Hub model or service model
+    evert-tiny-20q           a bundled base model, Hugging Face folder, Hub model or service model
     runs/NAME, runs/NAME@20  weights of a training run: the latest, or after 20 steps
     tinker://...             weights on a Tinker service
     openai:gpt-5-mini        a model at an OpenAI-compatible chat completions endpoint
-    https://host/v1#model    same, but with the endpoint's address
+    https://host/v1#model    the same, with the endpoint's address
     vllm:http://host/v1#m    a model on a token-level server: vLLM, llama.cpp or `evert serve`;
                              #m can be omitted if the server only has one model
 
@@ -55,9 +55,9 @@ class ModelRef:
         kind: "weights" for the embedded engine or a service, "endpoint" for chat completions, or
             "server" for a token-level server.
         model: The model's name at the endpoint or server; None means the server's only model. For
-            weights, the name of the base; None if only the service knows it.
+            weights, the name of the base model; None if only the service knows it.
         base_url: Address of the endpoint or server, if the name includes one.
-        model_path: tinker:// path of trained weights; None for a base.
+        model_path: tinker:// path of trained weights; None for a base model.
         step: Training step after which the weights were saved; None if they are not from a run.
         run: Recorded settings of the run that trained the weights.
         checkpoints: The run's checkpoint folder; None if the weights are not from a run.
@@ -192,12 +192,12 @@ OR_RUN = ", runs/NAME or runs/NAME@STEP"
 
 
 def check_weights(model: ModelRef, setting: str, purpose: str, more: str = "") -> ModelRef:
-    """Return ``model`` if it is weights with a known base, or else raise an error."""
+    """Return ``model`` if it refers to weights with a known base model, or else raise an error."""
     if model.kind == "weights" and model.model is not None:
         return model
     raise ModelNameError(
         f"{setting} is not on this machine, so it cannot be {purpose} here; expected one of "
-        f"evert's bases, a Hugging Face folder, the name of a model on the Hub{more}."
+        f"evert's base models, a Hugging Face folder, the name of a model on the Hub{more}."
     )
 
 
@@ -210,14 +210,14 @@ def local_weights(name: str, setting: str, purpose: str) -> ModelRef:
     weights = check_weights(find_model(name, is_local=True), f"{setting}={name}", purpose, OR_RUN)
     if not is_here(weights.model or ""):
         raise ModelNameError(
-            f"{setting}={name} is not a shipped base, a folder, or a model in the local Hugging "
-            f"Face cache. Check the name, or download it first with: hf download {name}."
+            f"{setting}={name} is not a bundled base model, a folder, or a model in the local "
+            f"Hugging Face cache. Check the name, or download it first with: hf download {name}."
         )
     return weights
 
 
 def is_here(base_model: str) -> bool:
-    """Return whether a base is available locally: shipped, a folder, or in the HF cache."""
+    """Return whether a base model is available locally: bundled, a folder, or in the HF cache."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.file_download import try_to_load_from_cache
 

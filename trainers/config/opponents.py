@@ -1,6 +1,6 @@
 """Look up opponents by name, for ``test_opponent=`` in training and ``opponent=`` in evaluation.
 
-An opponent is either one of the game's own (``random``, ``perfect``) or a model.
+An opponent is either built into the game (``random``, ``perfect``) or a model.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ def held_out_opponent(settings: TrainSettings) -> str | ModelRef | None:
 
 
 def read_opponent(setting: str, env: str, name: str) -> str | ModelRef | None:
-    """Look up an opponent by name. Return an import path for the game's own, or else a model.
+    """Look up an opponent by name. Return an import path if it is built into the game, or a model.
 
     If the name is empty, return None: the policy plays all seats.
     """

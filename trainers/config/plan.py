@@ -27,8 +27,8 @@ class PlayingPlan:
     Attributes:
         settings: The episode settings.
         players: The model for each player; None for the game's scripted players.
-        frozen: Frozen models, by the name that the agent calls.
-        opponent: The opponent for the other seats: an import path or a model. None if the
+        frozen: Frozen models, keyed by the name that the agent calls.
+        opponent: What plays the other seats: an import path or a model. None if the
             evaluated model plays all seats.
         tasks: The tasks to play, by split. There is at least one task.
     """
@@ -41,7 +41,7 @@ class PlayingPlan:
 
     @cached_property
     def run(self) -> TrainSettings:
-        """Settings of a run that would train evert's default base on these tasks."""
+        """Settings of a run that would train evert's default base model on these tasks."""
         return self.settings.run_of("")
 
     @property

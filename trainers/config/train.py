@@ -60,8 +60,8 @@ class SharedSettings(EpisodeSettings):
     )
     dtype: Dtype = setting(
         "auto",
-        "weight dtype (embedded engine); auto uses the evaluated run's, or else bfloat16 on CUDA "
-        "with an adapter and float32 otherwise",
+        "weight dtype (embedded engine); auto uses the evaluated run's dtype if there is a run, "
+        "otherwise bfloat16 for adapters on CUDA and float32 in all other cases",
     )
 
 
@@ -73,7 +73,7 @@ class TrainSettings(SharedSettings):
     agent: Any = _path_field("import path of your agent, 'package.module:function'")
     train_tasks: Any = _path_field(
         "tasks to train on: the import path of a sequence, a file (.jsonl, .csv or .parquet) with "
-        "one task per row, or a folder of records, whose conversation openings become the tasks"
+        "one task per row, or a folder of records (the start of each conversation becomes a task)"
     )
     test_tasks: Any = _path_field("import path or file of the held-out tasks; '' for none")
     sampler: Any = _path_field(
@@ -81,7 +81,7 @@ class TrainSettings(SharedSettings):
         "solved and hopeless tasks (default: cycle through all tasks)"
     )
 
-    model_name: str = setting(BASE_MODEL, "shipped base, Hugging Face folder, or model name")
+    model_name: str = setting(BASE_MODEL, "bundled base model, Hugging Face folder, or model name")
     engine: Literal["auto", "embedded", "service"] = setting(
         "auto",
         "auto uses the service if TINKER_API_KEY is set and the service may offer the model",
@@ -107,7 +107,7 @@ class TrainSettings(SharedSettings):
     groups_per_worker: int = size(16, "maximum concurrent groups per worker (pool, ray)")
     worker_timeout: float | None = size(
         60.0,
-        "seconds to wait for a response from a worker's event loop; None disables it (pool, ray)",
+        "seconds to wait for a response from a worker's event loop; None: no limit (pool, ray)",
         0,
         or_more=False,
     )
@@ -122,7 +122,7 @@ class TrainSettings(SharedSettings):
         "folder, or a folder of records"
     )
     warm_up_min_reward: float | None = setting(
-        1.0, "minimum total reward of recorded rollouts to use in the warm-up; None uses all"
+        1.0, "minimum total reward for a recorded rollout to be used in the warm-up; None uses all"
     )
     warm_up_batch: int = size(64, "conversations per warm-up step")
     warm_up_learning_rate: float = size(
@@ -142,13 +142,13 @@ class TrainSettings(SharedSettings):
         3, "stop after this many consecutive steps where nearly all episodes fail; 0 disables it", 0
     )
     models: Mapping[str, Any] = by_path(
-        "frozen model that answers the agent's calls to KEY: a base, a folder, "
+        "frozen model that answers the agent's calls to KEY: a base model, a folder, "
         "runs/NAME, runs/NAME@STEP, tinker://..., openai:MODEL or https://HOST/v1#MODEL; options: "
         "models.KEY.temperature=0, max_tokens, renderer_name, base_url, api_key_env, timeout",
     )
     league: float = share(0.0, "fraction of groups in which a past checkpoint plays one seat")
     test_opponent: str = setting(
-        "", "opponent or model for the other seats on held-out tasks (default: the policy)"
+        "", "opponent or model that plays the other seats on held-out tasks (default: the policy)"
     )
     cookbook: Mapping[str, Any] = by_path(
         "any other field of the Cookbook's rl.train.Config; "
@@ -165,8 +165,8 @@ class TrainSettings(SharedSettings):
     )
     record: bool | float = share(
         0.1,
-        "fraction of each step's groups (at least one) whose complete rollouts to write to "
-        "RUN/rollouts, about 30 bytes per token; 1 writes all, 0 none",
+        "fraction of each step's groups (at least one group) to record in full in RUN/rollouts, "
+        "at about 30 bytes per token; 1 records all, 0 none",
     )
     seed: int = setting(0, "the same seed reproduces the run (embedded engine on a CPU)")
     log_path: str | None = setting(

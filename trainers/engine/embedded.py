@@ -1,4 +1,4 @@
-"""``embedded_engine`` replaces the Tinker SDK's clients with the engine's inside a block."""
+"""The context manager that replaces the Tinker SDK's clients with the engine's."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,11 +46,11 @@ def embedded_engine(
             adapter. The Cookbook's ``rank`` setting only applies to adapters.
         dtype: Data type of the weights, for example ``"bfloat16"``. The default is bfloat16 on
             CUDA if an adapter is trained, and float32 otherwise (see ``full_parameter``). Adapters
-            are stored in float32, but multiplied in this type.
+            are stored in float32, but applied in this type.
         gradient_checkpointing: Whether the backward pass recomputes each layer, which saves
-            memory but takes a third more time. The default is to do so only if a pass wouldn't fit.
+            memory but takes a third more time. By default, only if a pass wouldn't fit otherwise.
         threads: Number of PyTorch CPU threads to use inside the block (None leaves it unchanged).
-            With tiny models on a shared machine, 1 is often fastest, since threads wait for others.
+            With tiny models on a shared machine, 1 is often fastest: threads wait for one another.
         allow_hosts: Hosts that stay reachable inside the block, for example a tool server.
         stand_ins: Maps model name patterns to the models to use instead, for example
             ``{"Qwen/*": "evert-tiny"}`` (see ``stand_ins.py``). The first matching pattern wins.

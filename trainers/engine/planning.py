@@ -41,7 +41,7 @@ class MemoryPlan:
     pass_tokens: int  # maximum number of tokens in a micro-batch
     checkpointing: bool  # whether the backward pass recomputes the layers
     training_pass: int  # activations and logits of that micro-batch
-    longest: int  # tokens in the longest datum that fits with checkpointing, at most the context
+    longest: int  # tokens in the longest datum that fits with checkpointing; at most the context
     free: int  # memory that is currently free on the device
 
     @property
@@ -55,7 +55,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether ``held`` plus one training pass fit into the free memory."""
+        """Whether ``held`` plus one training pass fit in the free memory."""
         return self.held + self.training_pass <= self.free
 
 

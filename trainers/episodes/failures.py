@@ -30,7 +30,7 @@ from evert.trainers.system.files import BATCHES, read_jsonl
 OVERFLOW, NO_REWARD, WRONG_NAME = "context_overflow", "no_reward", "wrong_model_name"
 REFUSED_REQUEST = "refused_request"
 REFUSALS = (BadRequestError, UnprocessableEntityError)
-"""Errors from a policy's endpoint that affect a single request. Its other errors affect all."""
+"""Errors from a policy's endpoint that affect a single request. Any other error affects all."""
 KINDS = {
     AGENT_ERROR: ("agent error", "Fix the agent at the line shown in the traceback."),
     AGENT_TIMEOUT: ("timeout", "Find out what the agent is waiting for, or raise agent_timeout."),
@@ -66,7 +66,7 @@ CAUSES = {
         "Add await before this call in the agent, which must be an `async def` function. In a "
         "regular `def` function, use a synchronous client: OpenAI instead of AsyncOpenAI.",
     r"can't be used in 'await' expression":
-        "Calls of a synchronous client can't be awaited. Declare the agent as `async def`, and "
+        "Calls to a synchronous client can't be awaited. Declare the agent as `async def`, and "
         "use AsyncOpenAI instead of OpenAI.",
     r"^(API(Connection|Timeout|Status)|Authentication|PermissionDenied|RateLimit|InternalServer)Error:":
         "A service that the agent calls, or a frozen model's endpoint, could not be reached or "
@@ -125,7 +125,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """Return the failure behind an exception, or None if it may affect other episodes too."""
+    """Return the failure behind an exception, or None if the error may affect other episodes."""
     if isinstance(error, AgentTimeoutError):
         return Failure(AGENT_TIMEOUT, str(error))
     if isinstance(error, RewardError):
@@ -213,7 +213,7 @@ class Failures:
         return self.found[0][0] if self.found else None
 
     def summary(self) -> str:
-        """Return a one-line summary: how many episodes failed and why, and if they were scored."""
+        """Summarize in one line how many episodes failed, why, and whether they were scored."""
         kinds = ", ".join(f"{count} {_plural(kind, count)}" for kind, count in self.kinds.items())
         scored = " and were scored" * (bool(self.found) and all(f.is_scored for f, _ in self.found))
         text = f"{self.count} of {self.episodes} episodes failed{scored}"

@@ -1,8 +1,8 @@
 """Finds the contestants of an evaluation: models, and players without a model (``random``).
 
-``find`` returns the contestant for a name (``config/model_names.py``). Its method ``ready``
-returns a context manager in which it can play. All models play the evaluation's agent with the same
-options and frozen models. Players without a model are agents themselves.
+``find`` returns the contestant for a name (``config/model_names.py``). A contestant can only play
+inside the context manager that its method ``ready`` returns. All models play the evaluation's agent
+with the same options and frozen models. Players without a model are agents themselves.
 
 A contestant's digest covers everything that determines its replies: the weights (but not their
 folder), the agent, the renderer, the maximum reply length and the episode settings. We don't know
@@ -177,7 +177,7 @@ class Contestant:
 
     @contextmanager
     def ready(self, say: Say) -> Iterator[Player]:
-        """Make it ready to play inside the block. ``say`` prints a line about its model or engine.
+        """Prepare it to play inside the block. ``say`` prints a line about its model or engine.
 
         Raises:
             EndpointError: A request to the model's endpoint failed.
@@ -200,7 +200,7 @@ class Contestant:
     def _policy(self, say: Say) -> Iterator[tuple[Policy, EnvOptions]]:
         """Yield the policy and the Env options that it requires."""
         run, cap, renderer = self.run, self.settings.max_tokens, None
-        if isinstance(self.model, ServedSamplingClient):  # now, as an engine blocks the network
+        if isinstance(self.model, ServedSamplingClient):  # load now: engines block the network
             renderer = model_renderer(run.model_name, renderer_of(run))
         with self._engine() as facts:
             match self.model:

@@ -126,7 +126,7 @@ class EpisodeLog:
 
 
 PlannedEpisode: TypeAlias = tuple[EpisodeResult, Any]
-"""An episode to play and its task."""
+"""An episode to play, and its task."""
 
 
 def plan_episodes(

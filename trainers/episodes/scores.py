@@ -57,7 +57,7 @@ class Score:
         calls: Mean number of tool calls.
         errors: Number of episodes that failed.
         won, drawn, lost: Fraction of episodes with this result (None if not recorded).
-        play: Means of the game's own metrics (``Game.metrics``), as far as they were recorded.
+        play: Means of the game's own metrics (``Game.metrics``), if they were recorded.
         reward_error: Half the width of the mean reward's 95% interval (None for fewer than two
             tasks).
         pass_at: Maps k to pass@k.
@@ -329,7 +329,7 @@ def as_table(rows: Sequence[Score], questions: str = QUESTIONS) -> Table:
 
 
 def as_play_table(rows: Sequence[Score]) -> Table | None:
-    """Format games' own metrics as a table for the terminal. Return None without metrics."""
+    """Format games' own metrics as a table for the terminal. Return None if there are none."""
     with_play = [row for row in rows if row.play]
     names = dict.fromkeys(name for row in with_play for name in row.play)
     columns = {name.replace("_", " "): partial(_play_text, name) for name in names}

@@ -52,10 +52,10 @@ class InTraining(Protocol):
 
 
 Sampled: TypeAlias = tinker.SamplingClient | ServedSamplingClient | TokenCompleter
-"""What can sample replies to an agent's calls."""
+"""Anything that can sample replies to an agent's calls."""
 
 Policy: TypeAlias = Sampled | InTraining
-"""Like ``Sampled``, or a model in training, whose current weights are used."""
+"""``Sampled``, or a model in training, which plays with its current weights."""
 
 
 async def rollout(
@@ -81,7 +81,7 @@ async def rollout(
         agent: The agent, or its import path.
         tasks: P tasks, or their import path. There is one group of episodes per task.
         policy: A sampling client, a model from ``evert.models``, or a ``TokenCompleter`` (with its
-            own limits and seeds). With seats, pass one for all seats or a mapping from seats.
+            own limits and seeds). With seats, pass one for all or a mapping from seats to policies.
         group_size: G, the number of episodes per task.
         seats: Names of the agent's trained roles, or a mapping from these names to policies.
         max_tokens: Maximum number of tokens in a reply.
@@ -279,7 +279,7 @@ async def _add_rewards(
         for number, (_, metrics) in enumerate(pairs if builder.seats else ()):
             seat = builder.seats[number % len(builder.seats)]
             earned = math.fsum(turn.reward for turn in flat[number].transitions)
-            added[number] = metrics[f"seat/{seat}/reward"] - earned  # undo the builder's shift
+            added[number] = metrics[f"seat/{seat}/reward"] - earned  # undo its shift per seat
     names = builder.seats or ("",)
     width = len(names)
     return [

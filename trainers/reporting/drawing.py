@@ -22,7 +22,7 @@ Stages = Sequence[Mapping[str, Any]]
 
 
 def draw_figures(runs: Sequence[tuple[Run, Stages]], smooth: float, out: Path) -> None:
-    """Draw all plots of some runs, and save them to a folder.
+    """Draw all plots for the given runs, and save them to a folder.
 
     Args:
         runs: At most ``MOST_LINES`` runs, each with its steps.

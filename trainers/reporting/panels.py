@@ -48,7 +48,7 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
             ("tool_markup", "replies per episode", f"{TRAIN}tools/markup_in_text"),
     },
 }  # fmt: skip
-"""File name without suffix, unit and metric of each panel, by section and title."""
+"""Each panel's file name (without suffix), unit and metric, by section and title."""
 GAMES_OWN = "play"
 """Section for metrics defined by games (``Game.metrics``)."""
 

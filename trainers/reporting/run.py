@@ -52,7 +52,7 @@ class Run:
     path: Path
     kind: Literal["run", "evaluation", "rollouts"]
     facts: dict[str, Any]
-    """Content of ``run.json``: name, command, engine, versions, ... Unknown facts are missing."""
+    """Content of ``run.json``: name, command, engine, versions, ... Unknown facts are omitted."""
     settings: dict[str, Any]
     rows: list[dict[str, float]]
     """Metrics of each step, in order. Only contains finite numbers."""
@@ -142,7 +142,7 @@ def _last_score(path: Path, rows: Sequence[Mapping[str, float]]) -> float | None
 
 
 def read_rows(folder: Path) -> list[dict[str, float]]:
-    """Return a run's metrics by step (finite numbers only), including derived metrics."""
+    """Return a run's per-step metrics (finite numbers only), including derived metrics."""
     if not (files.fits(folder / METRICS) and files.fits(folder / files.BATCHES)):
         return []
     steps = read_steps(folder / METRICS)

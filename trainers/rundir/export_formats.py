@@ -40,7 +40,7 @@ def sft(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
 
 
 def pairs(records: Iterable[RolloutRecord], left_out: Report) -> Iterator[Row]:
-    """Yield one row per group whose rewards differ, from the best and the worst rollout."""
+    """For each group whose rewards differ, yield a row made of its best and worst rollouts."""
     ends: dict[tuple[Any, ...], list[RolloutRecord]] = defaultdict(list)
     for record in records:
         with _errors_to(left_out):

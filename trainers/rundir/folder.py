@@ -1,4 +1,4 @@
-"""The run folder and how to use it.
+"""Create, lock, read and write run folders.
 
 ``docs/runs.md`` describes the user-facing files. There are also ``sampler.jsonl`` (what a task
 sampler received), and ``tensorboard/``, ``wandb/`` and ``wandb.json`` for the trackers.
@@ -94,7 +94,7 @@ class RunFolder:
         return read_steps(self.path / METRICS)
 
     def steps_done(self) -> int:
-        """Return the number of steps before the last checkpoint, which need not be repeated."""
+        """Return the number of steps before the last checkpoint. These need not be repeated."""
         states = [record for record in self.checkpoints() if record.get("state_path")]
         return int(states[-1].get("batch") or 0) if states else 0
 
@@ -105,7 +105,7 @@ class RunFolder:
 
 @contextmanager
 def alone_in(path: Path, doing: str, key: str) -> Iterator[None]:
-    """Lock a folder inside the block. ``key`` is the setting that contains the folder's path."""
+    """Lock a folder during the block. ``key`` is the setting that contains the folder's path."""
     lock = FileLock(path / LOCK)
     try:
         path.mkdir(parents=True, exist_ok=True)

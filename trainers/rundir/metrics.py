@@ -1,4 +1,4 @@
-"""Read a run's metrics by step, combining the files written by the Cookbook and by evert."""
+"""Read a run's per-step metrics, combining the files written by the Cookbook and by evert."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ MIXED_GROUPS = "env/all/by_group/frac_mixed"
 FAILED, SKIPPED = "rollout/failed", "rollout/skipped_batches"
 """Fraction of failed episodes; 1 if the batch was skipped because nothing could be learned."""
 LOST = "rollout/lost_groups"
-"""How many groups were lost because a worker died, and played again. Only in runs with workers."""
+"""How many groups were lost to a dead worker and played again. Only in runs with workers."""
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

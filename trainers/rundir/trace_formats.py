@@ -27,7 +27,7 @@ INTERNAL, CLIENT = 1, 3
 
 
 def place(record: RolloutRecord) -> str:
-    """Return a name for a rollout that is unique within its run."""
+    """Return a rollout's name, which is unique within its run."""
     return "-".join(str(record.row[key]) for key in ("split", "iteration", "group_idx", "traj_idx"))
 
 
@@ -40,7 +40,7 @@ def rollout(record: RolloutRecord) -> Row:
 
 
 def training_trace(record: RolloutRecord) -> Row:
-    """Return the rollout as a TrainingTrace. A call's ``parent_id`` is the call that it continues.
+    """Return the rollout as a TrainingTrace. A call's ``parent_id`` names the call it continues.
 
     Raises:
         RecordError: There are no calls, or a TrainingTrace cannot represent one of them.
@@ -107,8 +107,8 @@ def _end(step: Row) -> str:
 def otel(record: RolloutRecord) -> Row:
     """Return the rollout as a trace, with a span for the agent and child spans for its calls.
 
-    Records have no timestamps, so the spans start at the time of the export, with one millisecond
-    between them. The same record always gets the same ids.
+    Records have no timestamps, so the spans start at the time of the export, one millisecond apart.
+    The same record always gets the same ids.
 
     Raises:
         RecordError: There are no calls, or their messages were not recorded.

@@ -50,13 +50,13 @@ from evert.trainers.serving.streaming import LiveReply
 logger = logging.getLogger(__name__)
 
 KEPT_TOKENS = 2**21
-"""Default limit for the number of tokens in all conversations that a model keeps."""
+"""Default limit on the total number of tokens in the conversations kept for a model."""
 
 CONVERSATION = 256
-"""Memory overhead of a conversation or a book, converted to tokens."""
+"""Memory overhead of a conversation or a book, expressed in tokens."""
 
 BYTES = 32
-"""How many bytes of a request count as one token, to account for the memory of images."""
+"""How many bytes of a request count as one token, to account for the memory that images use."""
 
 RETRIES = 2
 """How many times to resample a reply that doesn't match the requested format."""
@@ -282,7 +282,7 @@ class ChatApi(Api):
         return self._find(request.model).renderer
 
     async def hold_back(self, refusal: str) -> None:
-        """Do nothing: one client's bad request must not delay the requests of others."""
+        """Do nothing: one client's bad request must not delay other clients' requests."""
 
     async def reply_to(self, call: ApiCall, live: LiveReply | None = None) -> Reply:
         """Return the reply to a call; see ``ChatModel.reply``.

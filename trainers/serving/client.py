@@ -36,7 +36,7 @@ TIMEOUT = 600.0
 
 
 class ServedSamplingClient:
-    """Samples from a model behind vLLM's ``/v1/completions`` API, with token ids in and out.
+    """Samples from a model behind vLLM's ``/v1/completions`` API, sending and receiving token ids.
 
     ``base_model`` defaults to ``model``. If ``dialect`` is None, it is determined from the server's
     list of models on first use.
@@ -135,7 +135,7 @@ class ServedSamplingClient:
             ) from error
 
     async def dialect(self) -> ServerKind:
-        """Return the type of server. It is requested only once."""
+        """Return the server's type, which is only looked up once."""
         if self._dialect is None:
             models = {str(model.get("id")): model for model in await self.models()}
             if self.model not in models:

@@ -22,7 +22,7 @@ KEEP_ALIVE, KEEP_ALIVE_EVERT = 4.0, 25.0
 training steps."""
 
 LONG_BODY = 2**20
-"""Size in bytes from which aiohttp expects the body as a stream."""
+"""Bodies of at least this many bytes are passed to aiohttp as a stream."""
 
 CONNECT_TIME = 30.0
 """Connection timeout in seconds."""

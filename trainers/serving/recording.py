@@ -39,7 +39,7 @@ from evert.trainers.rundir.recorded import change_rows
 logger = logging.getLogger(__name__)
 
 IDLE = 600.0
-"""Seconds after a conversation's last reply until it is written to disk."""
+"""How many seconds after its last reply a conversation is written to disk."""
 
 FILE = 2**23
 """File size in bytes after which a new file is started."""

@@ -305,7 +305,7 @@ class PolicyService:
 
 
 def _check_length(text: str, client: Any) -> None:
-    """Reject texts that can't fit: tokenizing them would delay other requests for seconds."""
+    """Reject texts too long for the context: tokenizing them would delay other requests."""
     context = context_length_here(client.get_base_model())
     if context is None or len(text) <= context:
         return

@@ -26,7 +26,7 @@ from evert.bridge.clients.http.calls_and_retries import PING_EVERY
 from evert.bridge.clients.http.connections import being_read, send, whole
 
 SHORTEST_PAUSE = 0.02
-"""Minimum number of seconds between two parses of a reply."""
+"""Minimum time in seconds between two parses of a reply."""
 
 SHARE = 20
 """Pause for this many times the duration of a parse, so that parsing uses at most 5% of a core."""
@@ -73,7 +73,7 @@ class LiveReply:
         self._arrived.set()
 
     async def wait_for_begin(self, reply: "asyncio.Future[Reply]") -> bool:
-        """Wait for ``begin`` and return True, or False if ``reply`` finishes or fails first."""
+        """Wait for ``begin``. Return False if ``reply`` finishes or fails first, otherwise True."""
         self._reply = reply
         reply.add_done_callback(lambda _: self._arrived.set())
         waiting = asyncio.ensure_future(self._has_begun.wait())
@@ -165,7 +165,7 @@ async def stream_reply(
             await response.write_eof()
         return response
     finally:
-        reply.cancel()  # if the client has disconnected
+        reply.cancel()  # in case the client has disconnected
 
 
 async def _encode_events(

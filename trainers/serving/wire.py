@@ -30,7 +30,7 @@ PROMPT_LOGPROBS = "prompt_logprobs"
 MAX_TOKENS = 16
 """Default for ``max_tokens``. (``null`` means as many as the context allows.)"""
 MOST_REPLIES = 256
-"""Maximum number of replies per request, since they stay in memory until all are sampled."""
+"""Maximum number of replies per request. All of them stay in memory until the last is sampled."""
 
 _REQUIRED: Any = object()
 
@@ -62,7 +62,7 @@ class ServerKind(Enum):
 
     @classmethod
     def of(cls, owner: object) -> "ServerKind":
-        """Return the type of a server from its models' ``owned_by``."""
+        """Infer a server's type from its models' ``owned_by``."""
         return next((dialect for dialect in cls if dialect.value == owner), cls.VLLM)
 
 

@@ -37,13 +37,13 @@ PRELOADED = [
 """Modules to preload, because every run imports them."""
 ERROR_LINES = 6
 STOP_SECONDS = 60.0
-"""How long an interrupted run may take to save its state and exit."""
+"""Maximum time in seconds for an interrupted run to save its state and exit."""
 SPARE = 1.5
 """Memory to reserve per run, as a multiple of its usage after the first step."""
 
 
 def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> BaseProcess:
-    """Start ``evert train`` with its output in a file, and additional environment variables."""
+    """Start ``evert train`` with additional environment variables and its output in a file."""
     is_linux = sys.platform == "linux"  # macOS system libraries don't support forking
     context: Any = multiprocessing.get_context("forkserver" if is_linux else "spawn")
     context.set_forkserver_preload(PRELOADED)
@@ -61,9 +61,9 @@ def _live(cwd: str, environment: dict[str, str], output: str, arguments: list[st
     # ignore Ctrl-C, even if the sweep was started in the background by a shell.
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Agents may start processes, with the same start method as outside a sweep.
+    # Let agents start processes with the same start method as outside a sweep.
     multiprocessing.set_start_method(None, force=True)
-    os.chdir(cwd)  # the fork server may be in a different folder
+    os.chdir(cwd)  # the fork server's working directory may differ
     os.environ.clear()
     os.environ.update(environment)
     with open(output, "ab") as file:
@@ -112,7 +112,7 @@ def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
 
 
 def room_for(folder: RunFolder, pid: int | None) -> int:
-    """Return how many runs like this one fit on this machine. A GPU fits one.
+    """Return how many runs like this one fit on this machine: only one if they use a GPU.
 
     Return 0 until the run has finished a step, because its memory usage is not known before that.
     """

@@ -33,7 +33,7 @@ from evert.trainers.system.files import cannot_read, drop_broken_lines
 from evert.trainers.training.preflight import prepare
 
 HELD_OUT = {"held_out": "temperature_1", "held_out_greedy": "greedy"}
-"""For objectives that are held-out scores: how the held-out episodes are sampled."""
+"""Objectives that are held-out scores, and how the held-out episodes are sampled."""
 SEED, TRIALS, JOURNAL = "seed", 20, "journal.log"
 _NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
 _RANGE = re.compile(rf"{_NUMBER}\.\.{_NUMBER}(?::(log|linear))?", re.IGNORECASE)
@@ -206,7 +206,7 @@ class Record:
             self._study.ask()
         if not trial.state.is_finished():
             self._study.tell(trial.number, state=TrialState.FAIL)
-        if trial.params.keys() >= self._plan.space.keys():  # else killed too early
+        if trial.params.keys() >= self._plan.space.keys():  # otherwise killed too early
             attempt = {**_KILLED, **trial.user_attrs}
             self._note(attempt.pop("run"), trial.params, attempt).objective = trial.value
 

@@ -1,7 +1,7 @@
 """Common behavior of all commands: help, one-line errors, and Ctrl-C.
 
-On Ctrl-C or SIGTERM, a command stops and saves what it can. A second signal exits immediately. The
-notes of an exception, which usually explain how to resume, are printed below its message.
+On Ctrl-C or SIGTERM, a command stops and saves what it can. A second signal exits immediately. An
+exception's notes, which usually explain how to resume, are printed below its message.
 """
 
 import _thread
@@ -23,10 +23,10 @@ from evert.bridge.errors import AgentError, EvertError
 from evert.bridge.redaction import redacted
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, like in shells."""
+"""Exit status after Ctrl-C, as in shells."""
 HELP = frozenset({"--help", "-h", "help"})
 NO_HOME = "Could not determine home directory."
-"""The message of ``Path.expanduser`` for a user that does not exist."""
+"""The error message of ``Path.expanduser`` if the user does not exist."""
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def run_command(
 ) -> int:
     """Run a command. Return ``body``'s exit status (or 0), 1 for an error, or 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # For importing the user's agent. It comes last, so that a local ``http.py`` hides no module.
+    # Lets us import the user's agent. Goes last, so that a local ``http.py`` shadows no module.
     sys.path[:] = [*(path for path in sys.path if path not in ("", os.getcwd())), os.getcwd()]
     before = signal.getsignal(signal.SIGTERM)
     _handle(signal.SIGTERM, signal.default_int_handler)

@@ -37,13 +37,13 @@ COPIED = {
     DATASET: "agent seats train_tasks sampler model_name batch_size group_size "
     "test_group_size seed",
 }
-"""Settings that are copied to the Config under the same name, by path in the Config."""
+"""Settings that are copied to the Config under the same name, keyed by their path in the Config."""
 CONVERTED = {
     "": "log_path renderer_name wandb_project",
     DATASET: "test_tasks limits renderer_name record",
     f"{ENV_OPTIONS}.": " ".join({"models", *chz.chz_fields(EpisodeSettings)} - {"seats"}),
 }
-"""Settings that keep their name but are converted first, by path in the Config."""
+"""Settings that keep their name but are converted first, keyed by their path in the Config."""
 RENAMED = {
     "max_steps": "steps",
     "kl_penalty_coef": "kl_penalty",
@@ -51,7 +51,7 @@ RENAMED = {
     f"{DATASET}epochs": "steps",
     f"{DATASET}record_share": "record",
 }
-"""Settings that have a different name in the Config, by path in the Config."""
+"""Settings that have a different name in the Config, keyed by their path in the Config."""
 
 
 def _paths(names: Mapping[str, str]) -> dict[str, str]:
@@ -59,7 +59,7 @@ def _paths(names: Mapping[str, str]) -> dict[str, str]:
 
 
 SETTING_OF = _paths(COPIED) | _paths(CONVERTED) | RENAMED
-"""The evert setting that controls each field of the Config, by path in the Config."""
+"""Maps the path of each field in the Config to the evert setting that controls it."""
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Tally:
         self.has_skipped = False
 
     def row(self, step: int) -> dict[str, float]:
-        """Return a step's metrics: shares of failures, whether it was skipped, and lost groups."""
+        """Return a step's metrics: failure rates, whether it was skipped, and lost groups."""
         return self._rows.get(step, {})
 
     def count(self, batch: BatchPosition, account: BatchSummary) -> None:
@@ -127,7 +127,7 @@ class Tally:
             self._complete(self._open.pop(batch.index))
 
     def count_lost(self, why: str | None) -> None:
-        """Count a group whose worker died, and print ``why``. With None, only start counting."""
+        """Count a group whose worker died, and print ``why``. With None, only start the count."""
         if why is not None and LOST not in self._explained:
             self._explained.add(LOST)
             self._say(
@@ -187,7 +187,7 @@ class Tally:
         try:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(redacted(line) + "\n")
-        except OSError as error:  # don't raise: perhaps nothing awaits this group
+        except OSError as error:  # don't raise: nothing may be awaiting this group
             return self.end(error)
         self.report(f"step {step + 1}", all_failures, skipped=self.has_skipped)
         offered, calls, markup = (batch.tools[key] for key in TOOLS)

@@ -59,7 +59,7 @@ class FirstSteps:
         """Warn if this row of ``metrics.jsonl`` looks suspicious."""
         if not is_step(row) or row["step"] > 1:
             return
-        self.see_replies(f"of step {row['step'] + 1}", row.get(f"env/all/{CUT}", 0.0))
+        self.see_replies(f"in step {row['step'] + 1}", row.get(f"env/all/{CUT}", 0.0))
         self._equal += row.get(MIXED_GROUPS) == 0
         if row["step"] == 1 and self._equal == 2:
             self._warn(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tinker_cookbook.rl.train import Config
 
 TEMPERATURES = {"greedy": 0.0, "temperature_1": 1.0}
-"""Sampling temperatures, by the name used in reports."""
+"""Sampling temperatures, keyed by the name used in reports."""
 
 
 class HeldOutError(EvertError, ValueError):

@@ -34,8 +34,8 @@ from evert.trainers.system.files import CHECKPOINTS, RUN, RunFolderError, read_j
 from evert.trainers.system.provenance import origin
 
 AHEAD = 2
-"""How many steps the checkpoint of a killed run can be ahead of its metrics. The Cookbook saves
-before it logs, and submits the next warm-up batch early."""
+"""How many steps a killed run's checkpoint can be ahead of its metrics. The Cookbook saves before
+it logs, and submits the next warm-up batch early."""
 
 
 def settings_of_run(options: Mapping[str, Any]) -> TrainSettings:
@@ -163,7 +163,7 @@ def _correct_batches(log: Path, root: Path) -> None:
 
 
 def _remove_unlogged(log: Path) -> None:
-    """Remove the checkpoints of steps that a killed run did not log, to repeat these steps."""
+    """Remove the checkpoints of steps that a killed run did not log, so they are repeated."""
     logged = max(_logged_steps(log), default=-1) + 1
     lost = range(logged + 1, logged + AHEAD + 1)
     files.keep_lines(log / CHECKPOINTS, lambda record: record.get("batch") not in lost)
@@ -201,7 +201,7 @@ _DEBRIS = frozenset({LOCK, f".{RUN}.draft"})
 
 
 def check_folder(settings: TrainSettings) -> None:
-    """Raise an error if ``log_path`` has unrelated files, or a run with different settings."""
+    """Raise an error if ``log_path`` contains unrelated files, or a run with different settings."""
     if settings.log_path and (path := Path(settings.log_path).expanduser()).exists():
         with files.file_errors(path, "log_path"):
             _check_is_ours(RunFolder(path, resumed=RunFolder(path).begun), settings)

@@ -29,7 +29,7 @@ from evert.trainers.episodes.failures import Failure, failure_of
 from evert.trainers.training.failing_batches import BatchSummary, Tally
 
 LOGGED_GROUPS, LOGGED_CHARACTERS = 2, 6_000
-"""How many groups per batch to log an episode of, and the maximum length of each text."""
+"""For how many groups per batch to log an episode, and the maximum length of each logged text."""
 
 
 @dataclass(frozen=True)

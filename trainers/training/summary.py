@@ -33,7 +33,7 @@ class RunSummary:
     """Both are None if the run has no held-out tasks."""
     steps: int
     seconds: dict[str, float]
-    """Seconds since the run was started or resumed: ``total``, and ``training`` alone."""
+    """Seconds since the run was started or resumed: in ``total``, and for ``training`` alone."""
 
 
 def summarise(

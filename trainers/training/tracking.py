@@ -114,7 +114,7 @@ def final_scores(result: Mapping[str, Any]) -> dict[str, Any]:
         for when, scores in result["held_out"].items()
         for how, score in (scores or {}).items()
     }
-    if "held_out/after/temperature_1" in rewards:  # the last point of the held-out reward's curve
+    if "held_out/after/temperature_1" in rewards:  # the last point of the held-out reward curve
         rewards[HELD_OUT_REWARD] = rewards["held_out/after/temperature_1"]
     return rewards
 
@@ -198,7 +198,7 @@ def run_name(settings: TrainSettings, folder: Path) -> str:
 def run_tags(settings: TrainSettings) -> list[str]:
     """Return the run's tags: game, model, configured tags and ``WANDB_TAGS``.
 
-    Each tag is cut to 64 characters. Duplicates are removed.
+    Each tag is truncated to 64 characters. Duplicates are removed.
     """
     tags = [settings.name, Path(settings.model_name).name, *settings.tags]
     tags += os.environ.get("WANDB_TAGS", "").split(",")

@@ -51,7 +51,7 @@ Conversation: TypeAlias = list[Mapping[str, Any]] | Mapping[str, Any]
 """A list of Cookbook messages, or a row in a format from ``config/demonstrations.py``."""
 
 Demonstrations: TypeAlias = Callable[[int], Iterator[Conversation]]
-"""Maps a seed to conversations. The assistant messages are trained on."""
+"""Maps a seed to conversations, whose assistant messages are trained on."""
 
 
 def load_demonstrations(

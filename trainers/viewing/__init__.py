@@ -3,7 +3,7 @@
 In reading order:
 
     lines.py              parses the lines of a run's files into index entries
-    incremental_index.py  an index for finding episodes in the files quickly
+    incremental_index.py  an index for quickly finding episodes in the files
     asking.py             queries against the index
     tokens.py             counts a run's tokens and computes their cost
     runs.py               prepares the data of a run folder for the page

@@ -135,7 +135,7 @@ def _pieces(row: Row, run: Any) -> list[list[str]] | None:
 
 
 def as_json(value: Row | str) -> str:
-    """Return JSON for browsers with known secrets redacted. NaN and infinity become null."""
+    """Return JSON for browsers, with known secrets redacted. NaN and infinity become null."""
     try:
         text = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # lone surrogate

@@ -87,7 +87,7 @@ def episodes(index: Index, run: int, split: str, model: str, step: int) -> list[
 
 
 def same_task(index: Index, episode: Row) -> list[Row]:
-    """Return the run's earliest and latest episodes on the same task, in the order of play."""
+    """Return the run's earliest and latest episodes on the same task, in the order played."""
     if not episode["same"]:
         return []
     task_query = "SELECT id FROM episodes WHERE same = ? AND run = ? ORDER BY "

@@ -1,6 +1,6 @@
-"""``Index``: find episodes in the files of runs quickly, using a SQLite file in the user's cache.
+"""``Index``: quickly find episodes in runs' files, using a SQLite file in the user's cache.
 
-Each call of ``look`` continues reading where the previous call stopped. If a file was replaced
+Each call to ``look`` resumes reading where the previous call stopped. If a file was replaced
 because a run repeated a step, it is read from the start. Unreadable lines are counted. The index
 never writes to the runs' files.
 """
@@ -44,9 +44,9 @@ CREATE INDEX IF NOT EXISTS by_file ON episodes (file);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (text, content='');
 """
 VERSION = zlib.crc32(SCHEMA.encode())
-"""Checksum of the schema, which is part of the database's file name."""
+"""Checksum of the schema, used in the database's file name."""
 LONGEST_LINE = 32 * 2**20
-"""Maximum size of a line in bytes. We stop reading a file at a longer line."""
+"""Maximum size of a line in bytes. We stop reading a file when we reach a longer line."""
 AT_ONCE = 200, 8 * 2**20
 """Commit the transaction after this many lines or bytes."""
 DEEPEST, MOST_RUNS = 4, 1_000
@@ -55,7 +55,7 @@ LARGE = 2**30
 """Read files larger than this (in bytes) after all other files."""
 FACTS = (files.RUN, files.METRICS, files.BATCHES, files.BEFORE, files.RESULT, files.SCORES)
 Stamp: TypeAlias = tuple[int, int, int]
-"""Size, ctime and inode, used to detect changes of a file or its permissions."""
+"""Size, ctime and inode, used to detect changes to a file or its permissions."""
 
 
 class Index:
@@ -72,7 +72,7 @@ class Index:
         self.runs: dict[int, Path] = {}
         """Folder or file of each existing run, by number."""
         self.facts: dict[int, tuple[Stamp | None, ...]] = {}
-        """Stamps of each run's ``FACTS``, its files without episodes, by number."""
+        """For each run, by number: the stamps of its ``FACTS`` (the files without episodes)."""
         self.behind = 0
         """How many bytes still need to be read."""
         self.version = 0

@@ -23,9 +23,9 @@ from evert.bridge.redaction import redacted
 Row = dict[str, Any]
 
 PREVIEW = 200
-"""Maximum length of a task or a last reply in lists."""
+"""Maximum length of a task or last reply that is shown in a list."""
 BEFORE, AFTER = -1, 2**31
-"""Step numbers for samples from before the first and after the last step."""
+"""Step numbers for samples taken before the first step and after the last step."""
 WRONG = (LookupError, ArithmeticError, AttributeError, TypeError, ValueError, RecursionError)
 """Errors from fields that have the wrong type or are nested too deeply."""
 RECORDED, SUMMARY, SAMPLE = "recorded", "summary", "sample"

@@ -1,6 +1,6 @@
 """``pieces``: decode the text of each sampled token with the tokenizer named in the record.
 
-Tokenizers are only read as data, from the folder of a base or model or from the Hugging Face cache.
+Tokenizers are only read as data, from the folder of a model or from the Hugging Face cache.
 """
 
 import os
@@ -18,7 +18,7 @@ FILE = "tokenizer.json"
 LARGEST = 64 * 2**20
 """Maximum size of a tokenizer file in bytes, and of an episode's texts in characters."""
 LONGEST = 5.0
-"""Timeout for decoding an episode in seconds, because tokenizers are untrusted."""
+"""Timeout in seconds for decoding an episode. Needed because tokenizers are untrusted."""
 
 
 def pieces(tokenizer: Any, turns: Iterable[Sequence[int]]) -> list[list[str]] | None:

@@ -35,13 +35,13 @@ style-src {}; img-src data:; base-uri 'none'; form-action 'none'">"""
 DATA = '<script type="application/json" id="saved">{}</script>'
 ASSET = r'<script src="(.+?)"></script>|<link rel="stylesheet" href="(.+?)">'
 OVERHEAD = 200
-"""Upper bound for the length of an answer's name."""
+"""Upper bound on the length of an answer's name."""
 _UNPRINTABLE = re.compile("[\x7f-\x9f]")
-"""Control characters that JSON does not escape, such as the start of terminal sequences."""
+"""Control characters that JSON does not escape, such as those that start terminal sequences."""
 
 
 def saved_page(answers: Answers, title: str, smooth: float) -> bytes:
-    """Return the page for all runs in an index, with as many episodes as fit into ``LARGEST``.
+    """Return the page for all runs in an index, with as many episodes as fit in ``LARGEST`` bytes.
 
     Args:
         answers: Answers the queries that the page would otherwise send to the server.

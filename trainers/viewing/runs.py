@@ -82,7 +82,7 @@ def _pairs(value: Any) -> str:
 
 
 def figures(run: Run, stages: list[Row]) -> Row:
-    """Return the plots of all available metrics, and the scores, time and failures of a run.
+    """Return a run's plots of all available metrics, and its scores, time and failures.
 
     ``stages`` are the run's steps, which contain the confidence intervals of the rewards.
     """
@@ -152,7 +152,7 @@ def token_texts(tokens: Tokens | None, prices: Mapping[str, float]) -> dict[str,
 
 
 def _failures(run: Path) -> Row:
-    """Count failures by type, most frequent first, with the last error; also skipped batches."""
+    """Count skipped batches, and failures by type (most frequent first, with the last error)."""
     counts, errors, skipped = Counter[str](), dict[str, str](), 0
     for batch in read_jsonl(run / files.BATCHES) if files.fits(run / files.BATCHES) else ():
         skipped += bool((batch.get("metrics") or {}).get(SKIPPED))

@@ -1,4 +1,4 @@
-"""The page's HTTP server, which answers authorized requests from the index in JSON.
+"""The page's HTTP server, which answers authorized requests from the index, as JSON.
 
 It only listens on this machine. The page stores the token from the link and sends it with each
 request. We don't use a cookie, because it would be sent to all servers on this machine, including
@@ -33,7 +33,7 @@ HEADERS = {
 STATE = "state"
 REFUSED = "Open the link that `evert view` printed.\n"
 PATIENCE = 250
-"""How long to pause after a look or an answer, as a multiple of its CPU time. Runs need the CPU."""
+"""Pause after each look or answer, as a multiple of its CPU time, to leave the CPU to the runs."""
 AGAIN = "Evert-Again"
 """Header with the number of seconds before the page may refresh."""
 VERSION = "Evert-Version"

@@ -56,8 +56,8 @@ class RayRollouts(WorkerExecutor):
         groups_per_worker: Maximum number of groups that an actor plays concurrently.
         address: The cluster's address: "auto", "HOST:6379" or "ray://HOST:10001" (default:
             RAY_ADDRESS, or a new cluster on this machine).
-        host: Address of this machine that workers use to sample from its engine (default: loopback
-            if this machine is the only node, otherwise its address in Ray).
+        host: Address that workers use to sample from this machine's engine (default: loopback if
+            this machine is the only node, otherwise its address in Ray).
         worker_timeout: See ``PoolRollouts``.
         **options: Options for each actor: ``num_cpus`` (1), ``resources``, ``runtime_env``, ...
 

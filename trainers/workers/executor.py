@@ -37,7 +37,7 @@ ALONE_AFTER = 2
 """How many workers may die while playing a group before it gets a worker of its own."""
 
 Tell = Callable[..., object]
-"""Calls a function with arguments on the event loop from which the group was submitted."""
+"""Calls a function, with the given arguments, on the event loop that submitted the group."""
 
 
 class WorkerExecutor(Executor):
@@ -79,7 +79,7 @@ class WorkerExecutor(Executor):
         raise NotImplementedError
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Play a Cookbook group. The future's result is its trajectories, or None if it is dropped.
+        """Play a Cookbook group. The future returns its trajectories, or None for a dropped group.
 
         If this is called on an event loop, the group's strategy is notified on the same loop.
         """
@@ -186,7 +186,7 @@ class WorkerExecutor(Executor):
 
 
 def _teller() -> Tell:
-    """Return a ``Tell``: it calls functions on the running loop, or at once if there is none."""
+    """Return a ``Tell`` that calls functions on the running loop, or directly if there is none."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:

@@ -28,7 +28,7 @@ from evert.trainers.workers.supervision import Worker, WorkerLost, answers
 START_SECONDS = 300.0
 """Startup timeout in seconds. It is long because many workers may import large modules at once."""
 REST_SECONDS = 2.0
-"""Maximum number of seconds between the end of the streams and the end of the process."""
+"""Maximum number of seconds between the streams closing and the process exiting."""
 SPARE_SECONDS = 5.0
 """Seconds that a worker may take to exit, in addition to ``END_SECONDS`` for its groups."""
 
@@ -126,8 +126,8 @@ class PoolWorker(SubprocessStreamProtocol):
     async def end(self, why: str = "", number: signal.Signals = signal.SIGABRT) -> None:
         """Make the process cancel its groups and exit, then kill it and its forks.
 
-        If a reason is given, the signal ``number`` is sent to the process without giving it time to
-        clean up, and errors state the reason. On SIGABRT, the process dumps its threads' stacks.
+        If a reason is given, the process gets the signal ``number`` at once, with no time to clean
+        up, and errors state the reason. On SIGABRT, the process dumps its threads' stacks.
         """
         self._why = why or self._why
         patience = REST_SECONDS if self._why else END_SECONDS + SPARE_SECONDS

@@ -26,7 +26,7 @@ READY = 0
 END_SECONDS = 10.0
 """Seconds that cancelled groups may take to clean up."""
 HEAD = struct.Struct("<QQ")
-"""Frame header: the number and the size of the bytes."""
+"""Frame header: the frame's number and the size of its bytes."""
 
 Frame = tuple[int, bytes]
 

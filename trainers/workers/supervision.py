@@ -19,9 +19,9 @@ from evert.trainers.workers.errors import WorkerError
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 60.0
-"""Seconds within which a worker has to respond."""
+"""Time limit in seconds for a worker to respond."""
 WAITS = 4
-"""How many waits to split this time into. If our process is suspended, only one of them expires."""
+"""Number of waits in this limit. If our process is suspended, only one of them expires."""
 SILENT = (
     "did not respond for {:g} s: it is suspended, its pipe is broken, or its event loop is blocked "
     "(its stderr shows where)"

@@ -84,8 +84,8 @@ def unpack(data: bytes, owner: str = "This") -> Any:
     except Exception as error:
         raise WorkerError(
             f"{owner}: {type(error).__name__}: {text_of(error)}. The data from the other process "
-            "can't be unpickled here. Both processes must be able to import the modules of agents, "
-            "tasks and exceptions, in the same version."
+            "can't be unpickled here. Both processes must be able to import the same versions of "
+            "the modules that define agents, tasks and exceptions."
         ) from error
 
 
@@ -123,7 +123,7 @@ def _one_renderer(reduced: bytes) -> Renderer:
 
 @dataclass(frozen=True)
 class PackedError:
-    """An exception and its causes, each of them pickled, or converted to text if that fails."""
+    """An exception and its causes, each pickled or, if that fails, converted to text."""
 
     pickled: tuple[bytes | str, ...]
 

@@ -1,4 +1,4 @@
-"""The supported APIs. Each one parses requests to ``ChatRequest`` and serializes a ``Reply``.
+"""The supported APIs. Each one parses requests into ``ChatRequest`` and serializes ``Reply``.
 
 In reading order:
 

@@ -193,7 +193,7 @@ def _is_text(message: Mapping[str, Any]) -> bool:
 
 
 def _split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Split off the prefill. Return the messages before it, and its text or "".
+    """Split off the prefill. Return the messages before it, and its text ("" if there is none).
 
     Only an assistant text that follows another message is a prefill. Messages with thinking or tool
     calls are complete.
@@ -300,7 +300,7 @@ def _blocks(reply: Reply) -> Iterator[dict[str, Any]]:
 
 
 SIGNATURE = "evert"
-"""The signature of all thinking blocks. Clients send it back, but evert does not check it."""
+"""The signature given to all thinking blocks. Clients send it back, but evert does not check it."""
 
 _NO_THOUGHT: Mapping[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
 _NO_TEXT: Mapping[str, Any] = {"type": "text", "text": ""}

@@ -53,7 +53,7 @@ UNSERVED = ("/completions", "/complete", "/responses/compact", "/messages/batche
 """Path suffixes of APIs that evert does not support."""
 
 LONG_PROMPT = 20_000
-"""Token counting moves to a thread above this size in bytes. Below it takes a few milliseconds."""
+"""Size in bytes above which tokens are counted in a thread. Shorter prompts take a few ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class ApiRequest:
         return self.dialect.addressed(self.path, read_body(self.content))
 
     def model(self) -> object:
-        """Return the model name, or None. This also works if the body is going to be refused."""
+        """Return the model name, or None. This works even if the body will be refused."""
         try:
             return self.body.get("model")
         except openai.BadRequestError:
@@ -137,7 +137,7 @@ class Api(ABC):
 
     def __init__(self, model: str) -> None:
         self._numbers = itertools.count()
-        self._prefix = secrets.token_hex(6)  # a client may see ids from several rollouts
+        self._prefix = secrets.token_hex(6)  # makes ids unique across rollouts
         self._chat = ChatCompletions(model)
         self._unserved = ChatCompletions(model)
         self._responses = Responses(model)
@@ -200,7 +200,7 @@ class Api(ABC):
         return _not_found(method, path)
 
     async def read_soon(self, api_request: ApiRequest | ApiResponse) -> ApiCall | ApiResponse:
-        """Call ``read``, using a thread if the body is long. Errors are delayed."""
+        """Call ``read``, in a thread if the body is long. Error responses are delayed."""
         call: ApiCall | ApiResponse
         if isinstance(api_request, ApiResponse):
             call = api_request
@@ -247,13 +247,13 @@ def _models(api: Api, path: str) -> ApiResponse:
 
 
 async def soon(api_request: ApiRequest, work: Callable[[], Result]) -> Result:
-    """Run ``work`` for a request, using a thread if the request is long."""
+    """Run ``work`` for a request, in a thread if the request is long."""
     limit = LONG_PROMPT if api_request.path.endswith(COUNTS) else LONG_BODY
     return work() if len(api_request.content) <= limit else await off_loop(work)
 
 
 def model_card(name: str) -> dict[str, Any]:
-    """Return the description of a model, with the fields that any of the SDKs expects."""
+    """Return a model's description, with the fields that each of the SDKs expects."""
     openai_fields = {"object": "model", "created": 0, "owned_by": "evert"}
     created = "1970-01-01T00:00:00Z"
     anthropic_fields = {"type": "model", "display_name": name, "created_at": created}

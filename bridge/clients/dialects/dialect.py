@@ -38,7 +38,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def events(self, stream: Stream, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield a stream's events. ``write`` built the objects in ``stream`` from ``body``."""
+        """Yield the events of a stream whose objects ``write`` built from ``body``."""
 
     def counted(self, count: int) -> dict[str, Any]:
         """Build the JSON object for a token count."""

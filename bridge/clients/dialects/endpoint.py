@@ -60,7 +60,7 @@ class Endpoint(Api):
 
     @cached_property
     def untrained(self) -> "Endpoint":
-        """The same API, but with replies that are not trained on."""
+        """The same API, but its replies are not trained on."""
         endpoint = copy.copy(self)
         endpoint.trains, endpoint.addresses = False, {}
         return endpoint
@@ -170,7 +170,7 @@ class Endpoint(Api):
 
 @contextmanager
 def _failures_named(call: ApiCall) -> Iterator[None]:
-    """Convert a frozen model's error to a 400 error that names the model. SDKs retry a 500."""
+    """Convert a frozen model's error to a 400 error that names the model (SDKs retry a 500)."""
     try:
         yield
     except REFUSALS:

@@ -41,10 +41,10 @@ def read_format(
     *,
     tools: Sequence[Any] | None = None,
 ) -> ReplyFormat | None:
-    """Return the output format required by a field and the tools, or None if there is none.
+    """Return the output format required by a field and the tools, or None if they require none.
 
-    The field may be missing. If not, it is an object with a type and a schema. ``within`` is the
-    key of the inner object that contains the schema, or "" if the field itself contains it.
+    Unless the field is missing, it is an object with a type and a schema. ``within`` is the key of
+    the inner object that contains the schema, or "" if the field itself contains it.
     """
     spec = {"type": None} if is_absent(value) else read_object(value, param) or {}
     kind, text = spec.get("type", ""), None

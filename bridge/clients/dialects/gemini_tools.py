@@ -30,7 +30,7 @@ _COUNTS = {f"{end}{of}" for end in ("min", "max") for of in ("Items", "Length", 
 _LEFT_OUT = {"propertyOrdering", "example", "nullable"}
 
 REMEMBERED = 2**14
-"""Maximum number of calls to store ids for. The oldest ones are dropped."""
+"""Maximum number of calls whose ids are stored. The oldest ones are dropped."""
 
 
 def read_fields(value: object, place: str) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def _camel(name: str) -> str:
 
 
 def json_schema(schema: object, place: str) -> dict[str, Any]:
-    """Convert an OpenAPI schema to a JSON schema. Fields that are in both formats are kept."""
+    """Convert an OpenAPI schema to a JSON schema. Fields that exist in both formats are kept."""
     fields = read_fields(schema, place)
     result: dict[str, Any] = {}
     for name, value in fields.items():
@@ -158,7 +158,7 @@ class CallIds:
         self._ids: OrderedDict[bytes, list[str]] = OrderedDict()
 
     def remember(self, messages: Sequence[Any], parts: Iterable[Mapping[str, Any]]) -> None:
-        """Store the ids of the calls in the parts of a reply to ``messages``."""
+        """Store the ids of the tool calls in ``parts``, the policy's reply to ``messages``."""
         ids = defaultdict(list)
         for call in (part["functionCall"] for part in parts if "functionCall" in part):
             ids[_place(messages, call["name"], call["args"])].append(call["id"])

@@ -171,7 +171,7 @@ def read_input(value: object, name: str = "input") -> list[dict[str, Any]]:
 
 
 _REPLY = ("reasoning_content", "content", "tool_calls")
-"""The fields of a reply, in the order of their items."""
+"""The fields of a reply, in the order in which their items appear."""
 
 
 def _merge(last: dict[str, Any], message: dict[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 In reading order:
 
-    connections.py        HTTP connections, with limits on their number, sizes and duration
+    connections.py        HTTP connections, with limits on their number, size and duration
     calls_and_retries.py  handles one rollout's calls and their retries
     server.py             starts and stops servers, and manages API keys
 """

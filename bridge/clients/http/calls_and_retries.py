@@ -146,7 +146,7 @@ async def _answer(call: ApiCall, reply: "asyncio.Task[Reply]") -> ApiResponse:
 async def _stream(
     request: web.BaseRequest, call: ApiCall, reply: "asyncio.Task[Reply]"
 ) -> web.StreamResponse:
-    """Stream a reply. If it is ready within ``PING_EVERY``, send it whole, with its own status."""
+    """Stream a reply. If it is ready within ``PING_EVERY``, send it whole, with its HTTP status."""
     await asyncio.wait({reply}, timeout=PING_EVERY)
     if reply.done():
         return await send(request, whole(await _answer(call, reply)))

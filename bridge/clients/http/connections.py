@@ -6,7 +6,7 @@ cannot block a rollout. A rollout can have ``AT_ONCE`` requests in progress and 
 connections.
 
 aiohttp limits the headers (128 lines of 8190 bytes, ``IDLE_TIME`` to send them) and rejects
-malformed HTTP. To prevent DNS rebinding, requests for foreign host names are refused
+malformed HTTP. To prevent DNS rebinding, requests for unknown host names are refused
 (``is_named``). No CORS headers are sent, so web pages from other origins cannot read responses.
 """
 
@@ -31,18 +31,18 @@ from evert.bridge.off_loop import off_loop
 logger = logging.getLogger(__name__)
 
 # bytes
-BODY_LIMIT = 64 * 2**20  # maximum size of a decompressed body; longer ones get a 413
+BODY_LIMIT = 64 * 2**20  # maximum size of a decompressed body; larger ones get a 413
 
 # seconds
 BODY_TIME = 60.0  # time to send a body; slower clients get a 408
-IDLE_TIME = 30.0  # time from connecting or the last response to the end of the next headers
+IDLE_TIME = 30.0  # time to receive the next headers after connecting or the last response
 WRITE_TIME = 30.0  # time to read a response; slower clients are disconnected
 LINGER_TIME = 2.0  # time for a refused client to finish sending, so that it can read the error
-YOUNG = 1.0  # younger connections are kept, to give clients time to send (see ``rest``)
+YOUNG = 1.0  # connections younger than this are kept, so that clients can send (see ``rest``)
 
 # connections
-STRANGERS = 256  # without the key of a running rollout
-RESTING = 256  # idle ones per rollout, and the same for all finished rollouts together
+STRANGERS = 256  # open connections without the key of a running rollout
+RESTING = 256  # idle ones per rollout, and as many again for all finished rollouts together
 AT_ONCE = 1024  # requests in progress per rollout; further requests get a 429
 ACCEPTED_AT_ONCE = 16  # connections to accept in a row before serving the open ones again
 
@@ -85,7 +85,7 @@ class Connections(web.Server):
             connection.wire.abort()  # a client that does not read could keep it open
 
     def forget(self) -> None:
-        """Close all sockets without the event loop, which is closed or in another process."""
+        """Close all sockets without using the event loop, which is closed or in another process."""
         for connection in self.every:
             raw_socket = getattr(connection.wire.get_extra_info("socket"), "_sock", None)
             if raw_socket is not None:
@@ -124,7 +124,7 @@ class Connection(web.RequestHandler):
             self._circle = None
 
     def rest(self, circle: "OrderedDict[Connection, None]", limit: int) -> None:
-        """Add the connection to the idle ones in ``circle``. Above ``limit``, close the oldest.
+        """Add the connection to the idle ones in ``circle``. Beyond ``limit``, close the oldest.
 
         While the oldest is younger than ``YOUNG``, up to four times ``limit`` are kept.
         """
@@ -185,7 +185,7 @@ def is_named(request: web.BaseRequest, interface: str) -> bool:
 
 
 def is_from_here(request: web.BaseRequest, interface: str) -> bool:
-    """Return False for requests from foreign web pages (browsers send the page's origin)."""
+    """Return False for requests from other sites' web pages (browsers send the page's origin)."""
     origin = request.headers.get("origin")
     return origin is None or _is_ours(origin.partition("://")[2], interface)
 
@@ -244,7 +244,7 @@ async def body_of(request: web.BaseRequest) -> bytes | ApiResponse:
 
 
 def whole(answer: ApiResponse, *, last: bool = False) -> web.Response:
-    """Build a complete response. If ``last``, the connection is closed after it."""
+    """Build a complete response. If ``last``, the connection is closed afterwards."""
     response = web.Response(
         status=answer.status, body=answer.content, headers={"content-type": answer.content_type}
     )

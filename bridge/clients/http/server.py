@@ -44,7 +44,7 @@ KEYS_REMEMBERED = 1024  # keys of finished rollouts, so that late calls get a sp
 BACKLOG = 1024
 RELAYED_PORT = 47113
 """The port used in URLs for Unix sockets. The client runs a relay on this port."""
-AGES = 1e9  # seconds; effectively never
+AGES = 1e9  # delay in seconds of a timer that should never fire
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Address:
 
 
 class _Tie:
-    """An object that is only referenced by an event loop, so it is collected with the loop."""
+    """An object referenced only by an event loop, so it is garbage-collected with the loop."""
 
 
 class Server:
@@ -96,7 +96,7 @@ class Server:
             self._connections, sock=self._socket, backlog=ACCEPTED_AT_ONCE, start_serving=False
         )
         await self._listener.start_serving()
-        # Set the backlog here, because asyncio would accept ``backlog`` connections in a row.
+        # Set here, because asyncio also uses ``backlog`` as the number of accepts in a row.
         self._socket.listen(BACKLOG)
 
     async def _stop(self) -> None:

@@ -9,5 +9,5 @@ Suggested reading order:
     comparisons.py   "bigger than a car", "heavier than a brick"
     questions.py     the parser itself
 
-The parser only knows the words in ``lexicon.toml``, but no facts about the nouns.
+The parser knows the words in ``lexicon.toml``, but no facts about the nouns.
 """

@@ -24,7 +24,7 @@ PRICE = frozenset({"cheaper", "expensive", "cost", "costs", "pricier", "price", 
 SPEED = frozenset({"faster", "slower", "quicker"})
 MORE, LESS = frozenset({"more", "over", "above"}), frozenset({"less", "under", "below"})
 INVERSE = frozenset({"in_pocket", "in_hand"})
-"""Attributes that are true for things that are *not* bigger than the reference."""
+"""Attributes that are true of things that are *not* bigger than the reference."""
 FITS = frozenset({"fit", "fits", "fitted", "put", "carry", "carried"})
 EXISTENCE = stems_of("invented built made created born constructed exist existed around there")
 """Words in questions about the year in which something first existed."""

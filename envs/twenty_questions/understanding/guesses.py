@@ -92,6 +92,6 @@ def _find_name(words: Sequence[str], names: Mapping[tuple[str, ...], str]) -> st
 
 
 def key(text: str) -> tuple[str, ...]:
-    """Return the stems of a name without articles."""
+    """Return a name's stems, without articles."""
     parts = wording.stems(text)
     return tuple(part for part in parts if part not in ("a", "an", "the")) or tuple(parts)

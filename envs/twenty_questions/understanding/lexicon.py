@@ -1,4 +1,4 @@
-"""The lexicon: phrases for each attribute, aliases of the nouns, and things to compare with.
+"""The lexicon: phrases for each attribute, aliases for nouns, and things to compare them with.
 
 It is loaded from ``lexicon.toml``. A phrase is a set of stems, all of which must occur in a
 question. Phrases don't contain filler words, except for some particles ("made up"). Words joined

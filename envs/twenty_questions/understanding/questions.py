@@ -62,7 +62,7 @@ ENOUGH = 0.3
 ALL = 0.99
 """Fraction that counts as the whole question."""
 ALIKE = 0.82
-"""Minimum similarity (``difflib``) to treat an unknown word as a typo of a known word."""
+"""Minimum similarity (``difflib``) at which an unknown word counts as a typo of a known word."""
 KINDS = stems_of(
     """
     animal bird insect reptile mammal fruit vegetable vehicle plant flower person instrument toy

@@ -60,7 +60,7 @@ FORMS = """
     stringed; swim: swam; thing: things; tie: tied; tooth: teeth; use: used using; wear: worn
     wore; wolf: wolves; woman: women; wool: woolen woollen; write: wrote written
 """
-"""Words with forms for which the rules in ``stem`` would be wrong."""
+"""Words with forms that the rules in ``stem`` would get wrong."""
 
 WHOLE = """
     actually bare bed bite building bus cane cape care ceiling clothes clothing cute deadly dice

@@ -4,8 +4,8 @@
     env = ChatAgentEnv(fix)
 
 Each function returns a ``ProcessAgent`` that uses the right flags for the program, writes its
-configuration to the episode's folder, and disables model calls that are unrelated to the task
-(titles, summaries). If bubblewrap is installed, the programs run in a sandbox. evert does not
+configuration to the episode's folder, and disables model calls that are unrelated to the task (such
+as titles and summaries). If bubblewrap is installed, the programs run in a sandbox. evert does not
 install the programs.
 
     anthropic_claude.py    ``claude_code``: Claude Code, from npm

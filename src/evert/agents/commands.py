@@ -1,9 +1,9 @@
 """Runs the commands of one episode, and stops all processes that they started.
 
-A ``Workplace`` is where the commands of an episode run: it has their folders, their environment
+A ``Workplace`` is where an episode's commands run: it has their folders, their environment
 variables, and the values of ``{task}`` and the other placeholders. ``Workplace.run`` runs a command
 until it exits, and returns a ``ProcessResult``. Outputs are written to unnamed temporary files, and
-only the end of each file is read, so outputs can be arbitrarily long. A command may leave any sort
+only the end of each file is read, so outputs can be arbitrarily long. A command may leave any kind
 of file behind, so ``read_left`` only reads regular files up to a size limit, and does not follow
 links.
 """
@@ -44,19 +44,19 @@ PATIENCE = 30
 """Seconds to wait for a command's processes to exit after they are killed."""
 
 SHOWN_OUTPUT = 2000
-"""How many bytes from the end of each output to show in error messages."""
+"""Number of bytes from the end of each output to show in error messages."""
 
 LOGGED_OUTPUT = 4000
-"""How many characters from the end of each output to include in the transition's logs."""
+"""Number of characters from the end of each output to include in the transition's logs."""
 
 MARK = "EVERT_EPISODE"
-"""The environment variable that marks the processes of an episode."""
+"""The environment variable that marks an episode's processes."""
 
 IN_HOME, IN_JUDGE = "{home}/", "{judge}/"
 """File name prefixes for files in the episode's home and in the judge's folder."""
 
 LONGEST_VARIABLE = 100_000
-"""Maximum size of an environment variable, in bytes. Programs cannot start above a system limit."""
+"""Maximum size of an environment variable in bytes. If one is too large, programs cannot start."""
 
 PLACEHOLDER = re.compile(
     r"\{(task|model|base_url|root_url|api_key|folder|home|env)(\[[^][{}]*\])?\}"
@@ -65,7 +65,7 @@ PLACEHOLDER = re.compile(
 
 @dataclass(frozen=True)
 class ProcessResult:
-    """The result of a command.
+    """A command's result.
 
     Attributes:
         status: Exit status. If the command was killed by signal N, this is -N (128 + N in a
@@ -93,7 +93,7 @@ class ProcessResult:
 
 @dataclass(slots=True)
 class Workplace:
-    """Where the commands of an episode run."""
+    """Where an episode's commands run."""
 
     scratch: Sequence[Path]
     """Folders for the supervisor to remove if the trainer dies."""
@@ -251,7 +251,7 @@ def task_text(task: object) -> str:
 
 
 def end_of(file: IO[bytes], size: int = supervisor.KEPT_OUTPUT) -> str:
-    """Return the last ``size`` bytes of an output as text."""
+    """Return the last ``size`` bytes of a command's output as text."""
     start = max(0, os.fstat(file.fileno()).st_size - size)
     return os.pread(file.fileno(), size, start).decode(errors="replace")
 
@@ -294,7 +294,7 @@ async def new_folder() -> AsyncIterator[Path]:
         yield Path(folder)
     finally:
         if why := await asyncio.to_thread(supervisor.remove, folder):
-            logger.warning("Could not remove the folder %s of an episode: %s.", folder, why)
+            logger.warning("Could not remove the episode folder %s: %s.", folder, why)
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ def _survivors_message(supervisor: int) -> str:
 
 
 def _kill_family(process: Process, mark: str) -> None:
-    """Kill the descendants of a supervisor, and all processes with the episode's mark."""
+    """Kill a supervisor's descendants, and all processes with the episode's mark."""
     family = [process for process in psutil.process_iter() if _is_marked(process, mark)]
     with suppress(psutil.Error):
         if process.returncode is None:  # otherwise, the PID may belong to another process

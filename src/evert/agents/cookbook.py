@@ -10,8 +10,8 @@ and the agent can be recorded, combined with other agents, and trained with any 
 A Cookbook ``Env`` returns observations as tokens, but the client expects messages. The Env
 therefore gets a copy of the policy's renderer that remembers the messages for each prompt
 (``PromptRecorder``). The action consists of the sampled tokens of the reply. If the reply is only
-available as text, its tokens are unknown, so the action is a sequence of tokens that the renderer
-parses into the same reply.
+available as text, its tokens are unknown, so the action consists of tokens that the renderer parses
+into the same reply.
 
 The environment in the ``math_rl`` recipe grades answers with sympy, which can hang forever on a
 crafted answer. Its answers are therefore graded in a separate process (``_ReportingEnv``).
@@ -73,7 +73,7 @@ class CookbookAgent:
         make: A sync or async function ``make(renderer, task)``, or ``make(renderer)`` if there is
             no task. It is called for each episode with the policy's renderer, and must return an
             ``Env`` that renders and parses with this renderer, a ``MessageEnv``, or an
-            ``EnvGroupBuilder`` for a single Env. The group reward of a builder is added, and its
+            ``EnvGroupBuilder`` for a single Env. A builder's group reward is added, and its
             ``cleanup`` is called.
 
     The reward, metrics and logs of each step are attached to its transition. The environment's stop
@@ -163,7 +163,7 @@ class _ClientCompleter(TokenCompleter):
         return TokensWithLogprobs(tokens, None, stop_reason="length" if is_cut else "stop")
 
     def _strings(self, stop: StopCondition) -> tuple[str, ...]:
-        """Return the stop strings that the renderer does not stop at anyway."""
+        """Return the stop strings that are not among the renderer's own."""
         renderer_stops = self._recorder.renderer.get_stop_sequences()
         further = [item for item in stop if item not in renderer_stops]
         if ids := [item for item in further if not isinstance(item, str)]:
@@ -218,7 +218,7 @@ class _ReportingEnv(Env):
 
 
 def _is_maths(env: Env) -> bool:
-    """Return whether the Env uses the check in ``math_rl``, which may hang despite its timeout."""
+    """Return whether the Env uses ``math_rl``'s check, which may hang despite its timeout."""
     check = getattr(type(env), "check_answer", None)
     return MATHS in sys.modules and check is sys.modules[MATHS].MathEnv.check_answer
 

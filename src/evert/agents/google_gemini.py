@@ -2,8 +2,8 @@
 
 https://geminicli.com; tested with 0.61.0, ``npm install -g @google/gemini-cli``.
 
-- Its settings are in the episode's home, so it does not read yours. They tell it to sign in with an
-  API key. If only the base URL were set, it would assume a gateway and stop.
+- Its settings are in the episode's home, so it does not read yours. They make it sign in with an
+  API key; with only the base URL set, it would assume a gateway and stop.
 - If a task mentions a file in the folder, such as "@calc.py", Gemini CLI adds the file to the
   prompt. It does not add files from other folders.
 - Updates, usage statistics and loop detection (which calls the model) are disabled.

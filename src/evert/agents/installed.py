@@ -1,4 +1,4 @@
-"""Finds the paths that a program needs in a sandbox: its installation and files named in arguments.
+"""Finds the paths that a program needs in a sandbox: its installation and files in its arguments.
 
 A sandbox contains the system's folders but no home folder. However, programs are often installed in
 the home folder (npm, nvm, pyenv, pipx, uv), next to keys and personal files. A sandbox therefore
@@ -63,7 +63,7 @@ def _installation_paths(starts: tuple[str, ...]) -> frozenset[Path]:
 
 
 def _link_targets(path: Path) -> list[Path]:
-    """Return the target of a link, or the interpreter in the first line of a script."""
+    """Return a link's target, or the interpreter in a script's first line."""
     real = Path(os.path.realpath(path.parent))
     if path.is_symlink():
         return [Path(os.path.normpath(real / path.readlink()))]

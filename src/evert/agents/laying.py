@@ -46,7 +46,7 @@ def lay(room: Path, inner: PurePath, content: bytes | Path) -> None:
 
 @contextmanager
 def _open_folder(room: Path, inner: PurePath) -> Iterator[int]:
-    """Open a folder below ``room``, creating missing folders. Yields its file descriptor."""
+    """Open a folder in ``room``, creating missing folders, and yield its file descriptor."""
     folder = os.open(room, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for part in inner.parts:

@@ -12,7 +12,7 @@ from evert.bridge.clients.takeover import current_endpoint
 from evert.bridge.errors import McpError
 from evert.bridge.ownership import left_alone
 
-LAST_WORDS, MOST_TOOLS = 2000, 1000  # stderr bytes in error messages; maximum number of tools
+LAST_WORDS, MOST_TOOLS = 2000, 1000  # bytes of stderr in error messages; maximum number of tools
 
 
 async def mcp_tools(server: str | Sequence[str], timeout_s: float = 60.0) -> "McpTools":

@@ -3,7 +3,7 @@
 The command finds the model through the usual environment variables (``variables.py``). It runs in a
 new folder with the given files, and all processes that it started are stopped when it exits
 (``commands.py``). With ``sandbox``, it runs in a sandbox (``sandbox.py``) and can only access what
-it needs. A reward command (the judge) runs after all processes of the agent have exited, in a
+it needs. A reward command (the judge) runs after all of the agent's processes have exited, in a
 folder that did not exist before. ``evert.agents`` contains ready-made agents for well-known
 programs.
 """
@@ -61,7 +61,7 @@ class ProcessAgent:
 
     The command, ``env`` and text ``files`` can contain placeholders. ``{task}`` is the task (as
     JSON unless it is a string), ``{task[name]}`` is a part of the task, ``{folder}`` and ``{home}``
-    are the two folders of the episode, and ``{model}``, ``{base_url}``, ``{root_url}`` and
+    are the episode's two folders, and ``{model}``, ``{base_url}``, ``{root_url}`` and
     ``{api_key}`` specify how to call the model. The command also gets environment variables: the
     address of the model (see ``addresses``), ``EVERT_TASK_FILE``, which is the path of a file that
     contains the task, and ``EVERT_TASK``, which is its text (not set if it is longer than 100 kB or
@@ -71,12 +71,12 @@ class ProcessAgent:
         command: Program and arguments.
         files: Maps file names to text, bytes, or the ``Path`` of a file or folder to copy. The
             files are created in the folder before the command runs. ``"{home}/name"`` is created in
-            the home, which is useful for configuration, and ``"{judge}/name"`` in the folder of the
-            reward command.
+            the home, which is useful for configuration, and ``"{judge}/name"`` in the reward
+            command's folder.
         setup: A command, or a function that takes the folder and the task, to run in the folder
             before the command.
         reward: How to score the episode. A reward command gives 1.0 for exit status 0 and 0.0
-            otherwise. It runs after all processes of the agent have exited, with a new folder and
+            otherwise. It runs after all of the agent's processes have exited, with a new folder and
             home; its ``{folder}`` is where the agent ran. A function that takes the
             ``ProcessResult`` and the task is called at the same point, and can return anything that
             an agent can return. If the command scores itself and does not run code written by the
@@ -85,14 +85,14 @@ class ProcessAgent:
         cwd: Where to run (default: a new folder for each episode, which is removed afterwards).
         env: Additional environment variables. The value None removes a variable. ``"{env[NAME]}"``
             in a value is replaced by the trainer's variable NAME when the episode starts.
-        host: Interface on which to serve the model. Containers cannot use loopback.
+        host: Interface on which to serve the model. Containers cannot reach loopback.
         sandbox: Whether to run the command and the reward command in a sandbox. They can then read
             the system and the programs they need, write to the episode's folders and ``cwd``, and
             call the model, but have no access to your other files, the network or your processes.
-            True requires a sandbox, and raises an error if that is not possible. False runs them as
+            True requires a sandbox, and raises an error if none can be created. False runs them as
             your user. None, which is the default of the ready-made agents, uses a sandbox if
             possible (on Linux with bubblewrap) and if ``host`` is loopback. A list is like True and
-            makes its paths readable. The setup always runs outside the sandbox.
+            makes its paths readable. The setup command or function always runs outside the sandbox.
         command_in_sandbox: The command to use in a sandbox (default: ``command``). For programs
             that need a flag to disable their built-in sandbox.
         install: How to install the program, which is shown if it is missing.
@@ -180,7 +180,7 @@ class ProcessAgent:
         if not sandboxed:
             yield client.serve(self.host)
             return
-        with tempfile.TemporaryDirectory(prefix="evert-") as folder:  # not writable for commands
+        with tempfile.TemporaryDirectory(prefix="evert-") as folder:  # commands cannot write to it
             yield client.serve(f"{folder}/model")
 
     def _place(
@@ -346,7 +346,7 @@ def _check_files(files: Mapping[str, str | bytes | Path]) -> dict[str, str | byt
 
 
 def _check_judge(reward: ProcessReward, files: Mapping[str, str | bytes | Path]) -> None:
-    """Reject a reward command that is not passed the agent's folder, which it needs to score."""
+    """Reject a reward command that is not given the agent's folder, which it has to score."""
     if callable(reward) or reward in ("exit", "file"):
         return
     texts = [*reward, *(text for name, text in files.items() if room_of(name)[0] == IN_JUDGE)]

@@ -1,8 +1,8 @@
 """The options shared by the ready-made agents, and the function that creates ``ProcessAgent``s.
 
-``HOME`` is set to a folder of the episode, so programs do not find your settings or files of other
-episodes, and shells do not read your profile, which would be slow and take locks. The programs run
-in a sandbox if possible.
+``HOME`` is set to a per-episode folder, so programs do not find your settings or other episodes'
+files, and shells do not read your profile, which would be slow and take locks. The programs run in
+a sandbox if possible.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from evert.bridge.env.options import EnvOptions
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options that all ready-made agents pass to ``ProcessAgent`` (documented there)."""
+    """Options that all ready-made agents pass to ``ProcessAgent``, which documents them."""
 
     files: Mapping[str, str | bytes | Path]
     setup: ProcessSetup | None
@@ -26,7 +26,7 @@ class CommonOptions(TypedDict, total=False):
 
 
 class ProcessOptions(CommonOptions, total=False):
-    """Options for agents whose program does not come with a sandbox."""
+    """Options for agents whose program has no sandbox of its own."""
 
     sandbox: SandboxChoice
 

@@ -1,4 +1,4 @@
-"""A relay inside a sandbox, which forwards connections on loopback ports to Unix sockets outside.
+"""A relay in a sandbox, which forwards connections to loopback ports to Unix sockets outside it.
 
     python -I -S relay.py PORT=SOCKET... -- COMMAND...
 
@@ -24,7 +24,7 @@ BACKLOG = 1024
 
 
 def main() -> None:
-    """Listen on the ports, run the command in the arguments, and exit with its status."""
+    """Listen on the ports, run the command given in the arguments, and exit with its status."""
     split = sys.argv.index("--")
     pairs = [pair.partition("=") for pair in sys.argv[1:split]]
     listeners = [(_listener(int(port)), path) for port, _, path in pairs]

@@ -9,11 +9,10 @@ Everything else is missing, including home folders, ``/run`` and ``/var`` with t
 the folders of training runs. The program has its own ``/tmp``, ``/dev`` (only harmless devices),
 process ids and shared memory. It has no capabilities and cannot create namespaces. A filter blocks
 system calls that reach beyond the sandbox, for example to access keys (``seccomp.py``). All
-processes in the sandbox are killed when the program exits, or when the process that ran the command
-exits.
+processes in the sandbox are killed when the program, or the process that ran the command, exits.
 
-The only network is a private loopback interface. There, ``relay.py`` listens on the ``ports`` and
-forwards each connection to a Unix socket outside.
+The only network is a private loopback interface, on which ``relay.py`` listens on the ``ports`` and
+forwards each connection to a Unix socket outside the sandbox.
 
 ``sandbox_problem`` returns the reason if no sandbox can be created on this machine.
 """
@@ -67,7 +66,7 @@ INSTALL = "run `apt install bubblewrap`, or install your system's package (0.8 o
 
 @lru_cache(1)
 def system_folders() -> Mapping[str, Path]:
-    """Return the folders of the system and of this Python, by their path inside the sandbox."""
+    """Return system folders and this Python's folders, by their path in the sandbox."""
     paths = [*SYSTEM.split(), sys.base_prefix]
     return {path: Path(path) for path in paths if os.path.isdir(path) and path != "/"}
 
@@ -96,17 +95,17 @@ def _is_private(path: str) -> bool:
 class Sandbox:
     """What a program can see and do.
 
-    Paths inside the sandbox must be absolute, and paths outside must exist. If one path inside
-    contains another, both keep their access mode: a read-only folder in a writable folder stays
-    read-only, and cannot be moved together with its parent. Links outside are followed, so never
-    pass a link that a program in an earlier sandbox could have created.
+    Sandbox paths must be absolute, and host paths must exist. If one sandbox path is nested in
+    another, each keeps its own access mode: a read-only folder in a writable folder stays
+    read-only, and cannot be moved together with its parent. Links on the host are followed, so
+    never pass a link that a program in an earlier sandbox could have created.
 
     Attributes:
-        writable: Files and folders that can be read and written: path inside -> path outside.
+        writable: Files and folders that can be read and written: sandbox path -> host path.
         readonly: Files and folders that can only be read, in addition to ``system_folders()``.
-        hidden: Files and folders that cannot be read. Paths inside and outside are the same.
-        ports: Ports of 127.0.0.1 inside -> Unix sockets outside to which they are forwarded.
-        folder: The working directory inside (default: that of the caller, or ``/``).
+        hidden: Files and folders that cannot be read. Sandbox and host paths are the same.
+        ports: Loopback ports in the sandbox -> the Unix sockets on the host to forward them to.
+        folder: The working directory in the sandbox (default: the caller's, or ``/``).
     """
 
     writable: Mapping[str, Path] = field(default_factory=dict)
@@ -121,10 +120,10 @@ class Sandbox:
 
         The command can be run once, before the block ends. ``argv`` inherits the environment,
         stdin, stdout, stderr and other inheritable descriptors. The exit status is that of
-        ``argv``, 128 + N if it was killed by signal N, or 127 if the program does not exist inside.
+        ``argv``, 128 + N if it was killed by signal N, or 127 if the sandbox lacks the program.
 
         Raises:
-            ValueError: A path inside is not absolute, or contains "..".
+            ValueError: A sandbox path is not absolute, or contains "..".
         """
         if sys.platform != "linux":
             raise NotImplementedError(sandbox_problem())
@@ -196,7 +195,7 @@ def _empty_mount(path: str) -> list[str]:
 
 @lru_cache(1)
 def sandbox_problem() -> str | None:
-    """Return why no sandbox can be created and how to fix it, or None if it works. Takes 10 ms."""
+    """Return why no sandbox can be created and how to fix it, or None if one can. Takes 10 ms."""
     if sys.platform != "linux":
         return f"sandboxes need bubblewrap, which only runs on Linux, and this is {sys.platform}"
     if shutil.which("bwrap") is None:

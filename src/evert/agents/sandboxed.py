@@ -1,8 +1,8 @@
 """The ``sandbox=`` option of ``ProcessAgent``: decides whether to use a sandbox, and creates it.
 
 In the sandbox, a command can read the system's folders, the programs that it needs
-(``installed.py``) and the paths in the option. It can write to the episode's folders and call the
-model.
+(``installed.py``) and the paths listed in the option. It can write to the episode's folders and
+call the model.
 """
 
 import logging
@@ -45,7 +45,7 @@ def check_choice(sandbox: SandboxChoice, host: str) -> bool | list[str] | None:
         return True
     if isinstance(sandbox, str) or not isinstance(sandbox, Sequence):
         raise InvalidAgentError(
-            f"sandbox={sandbox!r}; expected True, False, None, or a list of paths to show inside."
+            f"sandbox={sandbox!r}; expected True, False, None, or a list of paths to show in it."
         )
     if missing := [str(path) for path in sandbox if not os.path.exists(path)]:
         raise InvalidAgentError(f"The path {missing[0]!r} in sandbox=... does not exist.")
@@ -56,7 +56,7 @@ def is_sandboxed(choice: bool | list[str] | None, host: str) -> bool:
     """Return whether to run a command in a sandbox on this machine. The result is logged once.
 
     Raises:
-        CommandError: A sandbox is required but cannot be created here.
+        CommandError: A sandbox is required but cannot be created on this machine.
     """
     if choice is False or (choice is None and host not in LOOPBACK):
         return False

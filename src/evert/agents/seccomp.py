@@ -1,8 +1,8 @@
-"""The system calls blocked in a sandbox, as a filter (classic BPF) for bubblewrap's ``--seccomp``.
+"""The system calls blocked in a sandbox, as a classic BPF filter for bubblewrap's ``--seccomp``.
 
 Namespaces isolate files, processes and networks, but not the whole kernel. For example, they do not
-block access to the user's keys, or to sockets for the host of a virtual machine. The filter blocks
-calls that reach beyond the sandbox and that are not needed by typical programs (shells, git,
+block access to the user's keys, or to sockets that reach a virtual machine's host. The filter
+blocks calls that reach beyond the sandbox and that are not needed by typical programs (shells, git,
 compilers, Python, Node, Go, Rust, debuggers):
 
 - the calls in ``REFUSED``, grouped by reason;
@@ -50,17 +50,17 @@ LAST = 469
 
 CLONE, CLONE3, UNSHARE, IOCTL = (56, 220), (435, 435), (272, 97), (16, 29)
 SOCKET, SOCKETPAIR = (41, 198), (53, 199)
-NAMESPACES, TIME_NAMESPACE = 0x7E020000, 0x80  # in ``clone``, 0x80 belongs to the signal number
+NAMESPACES, TIME_NAMESPACE = 0x7E020000, 0x80  # in ``clone``, 0x80 is part of the signal number
 TYPING = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
 UNIX, INET, INET6, NETLINK, ROUTE = 1, 2, 10, 16, 0
 
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-"""Offsets in the call data. Arguments have 8 bytes, with the lower half first."""
+"""Offsets in the call data. Arguments are 8 bytes long, lower half first."""
 LOAD, EQUAL, GREATER, ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 ALLOW, ERROR = 0x7FFF0000, 0x00050000
 
 Instruction: TypeAlias = tuple[int, int, int, int]
-"""Opcode, instructions to skip if the test is true, instructions to skip if it is false, value."""
+"""Opcode, instructions to skip if the test is true, the same if it is false, value."""
 
 
 def seccomp_filter(machine: str = platform.machine()) -> bytes:
@@ -76,7 +76,7 @@ def seccomp_filter(machine: str = platform.machine()) -> bytes:
         (EQUAL, 1, 0, MACHINES[machine]),
         _error(errno.ENOSYS),
         (LOAD, 0, 0, NUMBER),
-        *_refuse(GREATER, LAST, errno.ENOSYS),  # includes the numbers of x32 calls
+        *_refuse(GREATER, LAST, errno.ENOSYS),  # also rejects x32 calls
         *_refuse(EQUAL, CLONE3[column], errno.ENOSYS),
         *(line for number in refused for line in _refuse(EQUAL, number)),
         *_if_call(CLONE[column], clone),

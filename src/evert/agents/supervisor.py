@@ -13,8 +13,8 @@ also sends SIGCONT. It prints a single line: "ended STATUS", or "failed ERRNO" i
 be started.
 
 The command can send signals to the supervisor. The supervisor blocks all of them except for
-SIGKILL and SIGSTOP, which cannot be blocked. SIGCONT resumes a stopped supervisor. It is sent by
-the trainer at the end, and by the kernel when the trainer dies.
+SIGKILL and SIGSTOP, which cannot be blocked. SIGCONT resumes a stopped supervisor. The trainer
+sends it at the end, and the kernel sends it when the trainer dies.
 
 The supervisor copies the command's outputs from pipes to the files ``OUT`` and ``ERR`` (file
 descriptors). Only the end of each output is kept, so that long outputs do not fill the disk. To
@@ -29,7 +29,7 @@ import sys
 from contextlib import suppress
 
 KEPT_OUTPUT = 2**20
-"""How many bytes from the end of each output are kept. The file may contain up to twice as many."""
+"""Bytes to keep from the end of each output. The file may contain up to twice as many."""
 
 CHUNK = 2**16
 PIPE_SIZE = 2**20
@@ -45,11 +45,11 @@ KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HANDLED = (signal.SIGCHLD, signal.SIGCONT, *ENDING)
 LIFELINE, REPORTS = 0, 1
-"""Descriptors of the pipes from and to the trainer."""
+"""Descriptors of the pipe from the trainer and the pipe to it."""
 
 
 class Tail:
-    """The end of an output, stored in a file of at most twice ``KEPT_OUTPUT`` bytes."""
+    """The tail of a command's output, stored in a file of at most twice ``KEPT_OUTPUT`` bytes."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -77,7 +77,7 @@ class Tail:
 
 
 def main() -> None:
-    """Run the command in the arguments, then stop all processes that it started."""
+    """Run the command given in the arguments, then stop all processes that it started."""
     trainer = os.getppid()
     out, err, keeps_lc_ctype, count, *arguments = sys.argv[1:]
     folders, command = arguments[: int(count)], arguments[int(count) :]
@@ -245,7 +245,7 @@ def _children() -> list[int]:
     me = os.getpid()
     with suppress(OSError), open(f"/proc/self/task/{me}/children") as file:
         return [*map(int, file.read().split())]
-    with suppress(OSError):  # for kernels that do not provide that file
+    with suppress(OSError):  # for kernels without that file
         return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == me]
     return []
 
@@ -257,7 +257,7 @@ def _parent(process: str) -> int:
 
 
 def remove(folder: str) -> str:
-    """Remove a folder with any depth and permissions. Returns why this failed, or ""."""
+    """Remove a folder, whatever its depth and permissions. Returns why this failed, or ""."""
     import subprocess
 
     parent, name = os.path.split(folder)

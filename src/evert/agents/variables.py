@@ -22,7 +22,7 @@ VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV PYENV_VERSION NODE_PATH NVM_DIR JAVA_
 PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONIOENCODING PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE
 CUDA_VISIBLE_DEVICES OMP_NUM_THREADS
 """
-"""The trainer's variables that are passed on, in addition to ``LC_*`` and proxies without login."""
+"""The trainer's variables to pass on, in addition to ``LC_*`` and proxies without a login."""
 
 PROGRAMS = {
     "PYTHONUSERBASE": site.getuserbase(),
@@ -32,8 +32,8 @@ PROGRAMS = {
     "MISE_DATA_DIR": "~/.local/share/mise",
     "VOLTA_HOME": "~/.volta",
 }
-"""Variables (with default folders) for programs that would otherwise search the home folder. They
-are set if the folder exists."""
+"""Variables (with default folders) that keep programs from searching the home folder. They are set
+if the folder exists."""
 
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY"})
 
@@ -67,7 +67,7 @@ def addresses(address: Address, model: str, host: str) -> dict[str, str]:
         "GOOGLE_API_KEY": address.api_key,  # takes precedence over GEMINI_API_KEY
         "GEMINI_MODEL": model,
         "EVERT_MODEL": model,
-        # proxies cannot reach addresses on this machine
+        # a proxy cannot reach this machine's own addresses
         "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), host])),
         "no_proxy": ",".join(filter(None, [os.environ.get("no_proxy"), host])),
     }

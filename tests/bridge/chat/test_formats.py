@@ -40,7 +40,7 @@ def test_instructions_state_the_format_and_corrections_state_the_problem() -> No
     instruction = OBJECT.instruction()
     assert instruction == "Answer with one JSON object and nothing else."
     assert fitting({"type": "string"}).instruction() == (
-        'Answer with JSON and nothing else. It must fit this JSON schema: {"type": "string"}'
+        'Answer with JSON and nothing else. It must match this JSON schema: {"type": "string"}'
     )
     assert ADD.instruction() == "Call the tool add now."
     assert ReplyFormat(must_call=("add", "look")).instruction() == (
@@ -50,7 +50,7 @@ def test_instructions_state_the_format_and_corrections_state_the_problem() -> No
 
 
 NO_JSON = "Your answer is not JSON ("
-NO_FIT = "Your answer does not fit the schema at "
+NO_FIT = "Your answer does not match the schema at "
 NO_CALL = "You did not call a required tool."
 
 PROBLEMS: list[tuple[ReplyFormat, Reply, str | None]] = [
@@ -208,4 +208,4 @@ async def test_the_instruction_is_added_to_the_end_of_the_prompt_once_per_format
     assert prompts[0].endswith(f"{instruction}<|im_end|>\n<|im_start|>assistant\n")
     _, prompts = await conversation(JSON_OBJECT, JSON_SCHEMA, {}, JSON_OBJECT)
     assert [prompt.count(instruction) for prompt in prompts] == [1, 1, 1, 2]
-    assert [prompt.count("It must fit this JSON schema") for prompt in prompts] == [0, 1, 1, 1]
+    assert [prompt.count("It must match this JSON schema") for prompt in prompts] == [0, 1, 1, 1]

@@ -1,8 +1,8 @@
 """Messages sent by agents, and the replies they receive.
 
 Dicts and SDK objects are read the same way. A malformed message gets a 400 whose ``param`` and text
-point to the error. A reply is recognised in every form in which agents send it back, but only if
-its content is unchanged. ``clients/dialects/test_contract.py`` tests the request fields.
+point to the error. A reply is recognised in whatever form an agent sends it back, as long as its
+content is unchanged. ``clients/dialects/test_contract.py`` tests the request fields.
 """
 
 import json

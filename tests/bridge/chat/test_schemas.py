@@ -69,13 +69,13 @@ def test_an_error_names_its_location_and_reports_when_no_alternative_matches() -
         ),
         ({"uniqueItems": True}, [1, True, "1", [1], 1.0], "$: [1,true,"),
         ({"properties": {"anyOf": {"type": "string"}}}, {"anyOf": 5}, "$.anyOf: 5 is not of type"),
-        # Properties allowed by one of the alternatives are not reported.
+        # Properties that one of the alternatives allows are not reported as unexpected.
         (
             {"anyOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False},
             {"a": 1, "b": 2},
             "$: Unevaluated properties are not allowed ('b' was unexpected)",
         ),
-        # No location is reported for a reference into an alternative.
+        # For a $ref into one of the alternatives, the error gives no location.
         ({**within, "items": {"$ref": "#/properties/x/anyOf/0"}}, [5.5], "$: it is not valid"),
         ({"allOf": [{"$ref": "#"}]}, 5, None),
         ({"type": "string"}, nested(20, 5), "$: it is not valid"),
@@ -113,7 +113,7 @@ def test_a_very_long_reply_must_be_json_but_is_not_checked_against_the_schema() 
         reply = Reply(parsed, text, None, (), (), "stop", 3, 4)
         return ReplyFormat('{"type": "integer"}').problem(reply)
 
-    assert "does not fit" in str(problem(f'"{"x" * (LONGEST_CHECKED - 2)}"'))
+    assert "does not match" in str(problem(f'"{"x" * (LONGEST_CHECKED - 2)}"'))
     assert problem(f'"{"x" * LONGEST_CHECKED}"') is None
     assert "not JSON" in str(problem("x" * LONGEST_CHECKED * 2))
 

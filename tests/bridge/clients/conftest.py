@@ -25,7 +25,7 @@ SAID = {
 
 @pytest.fixture(params=["instruct", "thinking"])
 def renderer(request: pytest.FixtureRequest) -> cookbook.Renderer | None:
-    """The default renderer, and one that keeps thinking in the history."""
+    """The default renderer, and one that keeps the thinking in the history."""
     if request.param == "instruct":
         return None
     return Qwen3Renderer(base_tokenizer(), strip_thinking_from_history=False)
@@ -33,7 +33,7 @@ def renderer(request: pytest.FixtureRequest) -> cookbook.Renderer | None:
 
 ODD = calling("look", q="ü\n\"'\\ 🐕", x=[1, {"y": None}], z=1.50)
 CONVERSATION = [LONG, ONE_CALL, ONE_CALL, "Well.", ODD, "", calling("look"), "  Bye.\n"]
-"""Replies of the policy in each turn. The conversation must preserve their exact tokens."""
+"""The policy's reply in each turn. The conversation must preserve their exact tokens."""
 
 
 def assert_one_lineage(trajectory: Trajectory, *, drift: str | None = None) -> None:

@@ -59,7 +59,7 @@ def assert_genai_typed(response: types.GenerateContentResponse) -> None:
 
 
 def said_by(responses: Sequence[Any]) -> tuple[str, str, list[Any]]:
-    """Return text, thoughts and calls. Call ids are left out because they always differ."""
+    """Return the text, thoughts and calls, without call ids because those always differ."""
     parts = [part for response in responses for part in parts_of(response)]
     texts = [part.text or "" for part in parts if not part.thought]
     thoughts = [part.text or "" for part in parts if part.thought]

@@ -55,9 +55,9 @@ FINAL = {"chat": "completion", "responses": "response", "anthropic": "message"}
 EXTRA = {
     "ChatCompletionMessage": {"reasoning_content"},
     "ChoiceDelta": {"reasoning_content"},
-    "ResponseFunctionCallArgumentsDoneEvent": {"name"},  # a field until openai 3
+    "ResponseFunctionCallArgumentsDoneEvent": {"name"},  # a declared field before openai 3
 }
-"""Extra fields that we add on purpose although the SDK's class does not declare them."""
+"""Extra fields that we add on purpose, though the SDK's class does not declare them."""
 
 
 def assert_typed(value: Any) -> None:
@@ -152,7 +152,7 @@ def by(api: str, *asks: Way, **fields: Any) -> list[Way]:
 
 
 async def ask_by(reply: str, *ways: Way, **options: Any) -> tuple[list[Any], Any]:
-    """Make a call in each of these ways, all with the same reply. Return answers and trajectory."""
+    """Make a call in each of these ways, all with the same reply. Return (answers, trajectory)."""
     answers: list[Any] = []
 
     async def agent(client: AgentClient) -> float:

@@ -377,7 +377,7 @@ async def test_an_unsupported_path_gets_a_404_that_lists_the_supported_ones(
 def test_an_async_call_without_an_asyncio_loop_gets_a_400(client: BlockingAgentClient) -> None:
     call = AgentClient(client._endpoint).chat.completions.create(messages=messages("Hi"))
     with pytest.raises(openai.BadRequestError, match="evert only supports asyncio"):
-        call.send(None)  # run the coroutine without asyncio, like trio would
+        call.send(None)  # run the coroutine without asyncio, as trio would
 
 
 async def test_calls_outside_of_agents_are_not_intercepted(elsewhere: Elsewhere) -> None:
@@ -458,7 +458,7 @@ async def test_a_call_after_its_agent_has_finished_is_rejected_or_sent_on(
 async def test_a_shared_thread_serves_later_agents_without_keeping_the_first_alive(
     elsewhere: Elsewhere,
 ) -> None:
-    """The first agent starts a thread that serves all agents, such as an event bus."""
+    """The first agent starts a thread, such as an event bus, that serves all agents."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     gone: list[weakref.ref[Any]] = []
 
@@ -500,7 +500,7 @@ def a_pool(stack: ExitStack) -> Do:
 
 
 def a_loop_in_a_thread(stack: ExitStack) -> Do:
-    """Run an event loop in a thread, like LangChain, MCP clients and anyio portals do."""
+    """Run an event loop in a thread, as LangChain, MCP clients and anyio portals do."""
     loop = asyncio.new_event_loop()
     stack.callback(loop.close)
     thread = threading.Thread(target=loop.run_forever)
@@ -688,7 +688,7 @@ async def test_a_blocking_call_on_the_envs_own_loop_gets_a_400() -> None:
 async def test_everts_own_calls_to_a_model_with_the_policys_name_are_not_taken_over(
     elsewhere: Elsewhere, monkeypatch: Patch
 ) -> None:
-    """Otherwise the policy would answer and see information meant only for the answerer."""
+    """Otherwise the policy would answer, and would see what only the answerer may know."""
     monkeypatch.setenv("SOME_KEY", "x")
     answerer = RemoteModel(MODEL, base_url=elsewhere.url, api_key_env="SOME_KEY")
 

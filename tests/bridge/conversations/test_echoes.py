@@ -24,7 +24,7 @@ def sends_back(change: Change) -> Callable[[AgentClient], Awaitable[float]]:
     """Return an agent that runs until a reply contains no tool calls.
 
     Before a call is sent back, ``change`` modifies it in place and returns the id to use in its
-    result. Its second argument is a number that differs for each call of the episode.
+    result. Its second argument is a number unique to each call of the episode.
     """
 
     async def agent(client: AgentClient) -> float:
@@ -51,7 +51,7 @@ async def episode(agent: Any, *replies: str, **options: Any) -> Trajectory:
 
 
 def complete(made: dict[str, Any], place: int) -> str:
-    """Change arguments like Claude Code does: add a default and strip trailing whitespace."""
+    """Change arguments as Claude Code does: add a default and strip trailing whitespace."""
     arguments = {"replace_all": False, **json.loads(made["function"]["arguments"])}
     if "text" in arguments:
         arguments["text"] = arguments["text"].rstrip()
@@ -60,7 +60,7 @@ def complete(made: dict[str, Any], place: int) -> str:
 
 
 class Completing:
-    """An agent that sets the option in its class."""
+    """An agent that sets the option as a class attribute."""
 
     env_options: ClassVar[EnvOptions] = {"keep_completed_arguments": True}
 

@@ -81,7 +81,7 @@ class Talk:
         return self.renderer.decode(self.prompt(conversation))
 
     def is_renderers(self, conversation: Conversation) -> bool:
-        """Return whether the prompt equals a full rendering of the messages."""
+        """Return whether the prompt is identical to a full rendering of the messages."""
         return self.prompt(conversation) == self.renderer.full(conversation.messages)
 
     def take(self, conversation: Conversation, action: list[int], cut: bool = False) -> Reply:
@@ -135,7 +135,7 @@ KEEP_HISTORY = {
     # These renderers keep a reply as sampled only if it contains no thought.
     **dict.fromkeys(["qwen3", "qwen3_8_disable_thinking", "kimi_k25_disable_thinking"], "{}"),
 }
-"""Renderers that keep the history as it was sampled, with the format of a reply."""
+"""Renderers that keep the history as sampled, each with the format of its replies."""
 
 BROKEN = 'Let me see.\n<tool_call>\n{"name": \n</tool_call>\nSo.'
 REPLIES = {

@@ -1,4 +1,4 @@
-"""Plays random episodes with every Cookbook renderer and compares the prompts with the renderer's.
+"""Plays random episodes with every Cookbook renderer and checks prompts against its output.
 
 A random agent continues, retries and branches conversations, strips replies, sends them back in
 other formats, drops its tools, and edits messages. After each of its calls:
@@ -84,7 +84,7 @@ class Thread:
         )
 
     def forget_all_but(self, messages: list[Message]) -> None:
-        """Treat replies that are not among the conversation's messages as written by the agent."""
+        """Treat replies missing from the conversation's messages as written by the agent."""
         for index in self.replies():
             said = self.said[index]
             if said is not None and not any(said.reply.parsed == parsed for parsed in messages):
@@ -202,7 +202,7 @@ class Episode:
         return action, False
 
     def spelled(self, message: Message) -> list[int] | None:
-        """Return a reply's tokens as rendered by the renderer, or None if it cannot render it."""
+        """Return the tokens the renderer gives a reply, or None if it cannot render the reply."""
         question = [Message(role="user", content="q")]
         raw = self.renderer.renderer
         try:

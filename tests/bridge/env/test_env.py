@@ -346,7 +346,7 @@ async def test_format_retries_count_as_turns_and_stay_within_the_token_budget() 
     while not (result := await env.step(tokens_of("no json"))).episode_done:
         prompts.append(result.next_observation.length)
     assert prompts
-    assert max(prompts) <= 148  # the runner needs room for two more tokens
+    assert max(prompts) <= 148  # the runner needs room for another two tokens
     assert result.metrics["stop/max_tokens"] == 1.0
 
 
@@ -528,7 +528,7 @@ def test_dropping_an_env_with_its_loop_ends_its_thread_and_warns() -> None:
 
 
 async def test_longer_episodes_do_not_leave_more_garbage() -> None:
-    """Conversations and their points form reference cycles until the episode ends."""
+    """Conversations and their ``Point`` objects form reference cycles until the episode ends."""
 
     async def garbage_of(turns: int) -> int:
         gc.collect()

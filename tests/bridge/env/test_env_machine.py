@@ -7,9 +7,9 @@ continue, branch or change any earlier conversation.
 
 1. Calls are served once and in order, and every waiting caller gets a reply or an error.
 2. An observation extends the tokens of its lineage, including the action.
-3. Nothing hangs: what the model expects happens in time, or the test prints all stack traces.
+3. Nothing hangs: whatever the model expects happens in time, or all stack traces are printed.
 4. No task or thread is left at the end.
-5. A turn is masked as given up if and only if its caller went away or the agent ended before it.
+5. A turn is masked as given up if and only if its caller left or the agent ended before its action.
 
 The test plays about a thousand steps, the same in each run. ``make machine`` plays 10,000 random
 steps (``EVERT_MACHINE_STEPS``).
@@ -68,7 +68,7 @@ LENGTH = 60
 """Maximum number of steps in a run."""
 
 PATIENCE = 20.0
-"""Seconds to wait before we report a hang."""
+"""Seconds to wait before reporting a hang."""
 
 TOOLS: list[list[Any] | None] = [None, [tool("add")], [tool("look"), tool("add")]]
 
@@ -147,7 +147,7 @@ class EnvMachine(RuleBasedStateMachine):
 
     @property
     def may_be_odd(self) -> bool:
-        """Allow invalid actions only now and then, because more of them rarely find more bugs."""
+        """Allow invalid actions only now and then, because adding more rarely finds more bugs."""
         return self.age % 6 == 0
 
     async def agent(self, client: AgentClient) -> float:

@@ -120,7 +120,7 @@ async def test_an_unhandled_long_prompt_error_ends_with_the_cookbooks_stop_reaso
     assert trajectory.stop_reason == reason
     *_, last = trajectory.transitions
     assert reward(trajectory) == last.reward == earned
-    if agent is not begins_with_it:  # that agent has no turn to carry the metric
+    if agent is not begins_with_it:  # begins_with_it has no turn to carry the metric
         assert last.metrics["context_overflow"] == 1.0
         assert "maximum context length" in str(last.logs["context_overflow"])
     if agent is talks_without_end:

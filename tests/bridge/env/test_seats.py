@@ -94,7 +94,7 @@ async def test_each_seat_has_its_own_env_in_every_episode_of_a_group() -> None:
         assert texts == [f"{word}<|im_end|>"] * ROUNDS
 
     builder = ChatAgentGroupBuilder(duel, group_size=3, seats=SEATS)
-    for _ in range(2):  # a builder can be used for several groups
+    for _ in range(2):  # a builder can make several groups
         group = await do_group_rollout(builder, policy())
         metrics = zip(group.metrics_G, SEATS * 3, strict=True)
         assert [seat_metrics[f"seat/{seat}/reward"] for seat_metrics, seat in metrics] == [

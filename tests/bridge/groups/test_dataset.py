@@ -1,5 +1,5 @@
-"""``AgentDataset`` and its builder: batches of groups, one per task, with seeds that determine what
-their agents draw."""
+"""``AgentDataset`` and its builder: batches of groups, one per task, with seeds that determine the
+random numbers that agents draw."""
 
 import asyncio
 import pickle
@@ -190,7 +190,7 @@ def drawing(tasks: Any = "abcd", **options: Any) -> AgentDataset:
 
 
 async def noted_by(seed: int) -> list[list[list[Any]]]:
-    """Play all groups and return their episodes' seeds by batch and group."""
+    """Play all groups and return their episodes' seeds, nested by batch and group."""
     data = drawing(seed=seed)
     return [[await notes(group) for group in data.get_batch(i)] for i in range(len(data))]
 

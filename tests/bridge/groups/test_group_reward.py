@@ -262,7 +262,7 @@ async def test_a_temporary_judge_failure_is_counted_but_a_permanent_one_raises()
 
 
 async def test_a_model_of_the_embedded_engine_can_be_the_judge(tmp_path: Any) -> None:
-    """The tiny base does not return a ranking, so this counts as a failure."""
+    """The tiny base model does not return a ranking, so this counts as a failure."""
     with embedded_engine(tmp_path):
         model = TinkerModel("evert-tiny", max_tokens=8, temperature=0)
         assert await rank(model, "ab") == ([0.5, 0.5], [1.0, 1.0])

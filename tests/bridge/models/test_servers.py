@@ -34,7 +34,7 @@ ANSWERS: dict[str, Any] = {
     "asample": {"request_id": "promised"},
     "retrieve_future": wire.SampleResponse(sequences=[SEQUENCE, SEQUENCE]).SerializeToString(),
 }
-"""Responses of SkyRL's server 0.4.0."""
+"""Responses of version 0.4.0 of SkyRL's server."""
 
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 SOMEBODY_ELSES = "http://127.0.0.1:9/of-somebody-else"
@@ -163,7 +163,7 @@ def test_the_hosted_service_is_never_patched(server: StandIn) -> None:
 
 @pytest.fixture
 def loaded(server: StandIn) -> list[dict[str, Any]]:
-    """Make the server load states only into existing models, and return the list of requests."""
+    """Make the server load states only into existing models; return the list of load requests."""
     requests: list[dict[str, Any]] = []
 
     def load(body: bytes) -> tuple[int, dict[str, Any]]:

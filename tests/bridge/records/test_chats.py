@@ -1,4 +1,4 @@
-"""Recorded conversations that are exported for chat trainers render to the sampled tokens."""
+"""Recorded conversations, once exported for chat trainers, render to the sampled tokens."""
 
 from pathlib import Path
 from typing import Any

@@ -126,7 +126,7 @@ OUT: Any = {"evert": {"train": False}}
 
 
 def is_trained(trajectory: Trajectory) -> list[bool]:
-    """Return whether each turn is trained on. Checks that datums and sequences agree."""
+    """Return whether each turn is trained on, after checking that datums and sequences agree."""
     trained = []
     for turn in trajectory.transitions:
         alone = Trajectory(transitions=[turn], final_ob=trajectory.final_ob)

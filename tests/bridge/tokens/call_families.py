@@ -2,7 +2,7 @@
 """A minimal chat template for each family of tool-call formats, and a variety of calls.
 
 The templates were written for these tests and follow the formats of public models. Each template uses
-the shipped base's tokenizer, extended with the template's control tokens.
+the bundled base model's tokenizer, extended with the template's control tokens.
 """
 
 import copy
@@ -269,7 +269,7 @@ _MARK = re.compile(r"<\|[^|{}<> ]+\|>|</?tool_call>|</?think>|\[TOOL_CALLS\]|</?
 
 @cache
 def tokenizer_of(template: str, *more: str) -> Any:
-    """Return the shipped tokenizer with this template, its control tokens, and ``more`` tokens."""
+    """Return the bundled tokenizer with this template, its control tokens, and ``more`` tokens."""
     tokenizer = copy.deepcopy(base_tokenizer())
     marks = dict.fromkeys([*_MARK.findall(template), *more])
     vocabulary = tokenizer.get_vocab()

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (whitespace matters in templates)
 """Short chat templates with the exact formats of many model families, written for these tests.
 
-Each template uses the shipped base's tokenizer, extended with the template's control tokens.
+Each template uses the bundled base model's tokenizer, extended with the template's control tokens.
 """
 
 import copy
@@ -128,7 +128,7 @@ TEMPLATES = {
 }  # fmt: skip
 
 ADDITIVE = {*TEMPLATES} - {"GLM, which ends no reply", "Mistral"}
-"""Templates in which each message only appends tokens."""
+"""Templates in which each message only appends tokens to the prompt."""
 
 CALLING = {"Hermes", "a coder's", "names first", "a thinker's", "Mistral", "bare JSON"}
 """Templates that support tools."""
@@ -136,7 +136,7 @@ CALLING = {"Hermes", "a coder's", "names first", "a thinker's", "Mistral", "bare
 
 @cache
 def tokenizer_of(template: str) -> Any:
-    """Return the shipped tokenizer with this template and its control tokens."""
+    """Return the bundled tokenizer with this template and its control tokens."""
     tokenizer = copy.deepcopy(base_tokenizer())
     roles: tuple[str, ...] = (
         ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>") if "<|{{" in template else ()

@@ -1,12 +1,12 @@
 """Tokenizers with the same token flags as published ones, and each renderer with its tokenizer.
 
-Each tokenizer has the shipped vocabulary with the added tokens of one model family. The ``special``
+Each tokenizer has the bundled vocabulary and one model family's added tokens. The ``special``
 flag in published files is not a reliable guide: Qwen's ``<tool_call>``, DeepSeek's ``<｜User｜>``
 and Kimi's ``<|tool_call_begin|>`` are ``special: false``, but the models treat them as control
 tokens.
 
 Two families are made up: ``unicode`` normalizes text (NFKC) before it searches for added tokens,
-and the tokens of ``greedy`` swallow surrounding whitespace, like some published ones do.
+and the tokens of ``greedy`` swallow surrounding whitespace, as some published ones do.
 """
 
 import copy
@@ -128,7 +128,7 @@ PREFIXES = {
     **{"qwen3": QWEN, "llama3": LLAMA, "deepseek": DEEPSEEK, "glm": GLM, "kimi": KIMI},
     **{"nemotron": NEMOTRON, "gpt_oss": HARMONY, "role_colon": BASE, "template": LEARNED},
 }
-"""Maps the prefix of a renderer's name to its family."""
+"""Maps a prefix of renderer names to their family."""
 
 NAMES = sorted(set(re.findall(r'name == "([a-z0-9_]+)"', inspect.getsource(cookbook.get_renderer))))
 
@@ -165,7 +165,7 @@ def tokens_of(name: str) -> Tokens:
 
 
 def make_tokenizer(tokens: Tokens) -> Any:
-    """Return a tokenizer with the shipped vocabulary and only these added tokens."""
+    """Return a tokenizer with the bundled vocabulary and only these added tokens."""
     shipped = json.loads((base_path() / "tokenizer.json").read_text())
     backend = tokenizers.Tokenizer.from_str(json.dumps({**shipped, "added_tokens": []}))
     if tokens.normalizer is not None:

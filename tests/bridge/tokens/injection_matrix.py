@@ -33,7 +33,7 @@ class Matrix:
 
     Attributes:
         name: Name of the renderer.
-        prompt_of: Function of a renderer name, a dialect and a body that returns the prompt.
+        prompt_of: Takes a renderer name, a dialect and a body, and returns the prompt.
         checked: Number of (dialect, field, literal) combinations checked so far.
         refused: Combinations that got a 400 although harmless letters did not.
         findings: One line per finding.

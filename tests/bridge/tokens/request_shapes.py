@@ -363,7 +363,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 EVERY = [(dialect, name) for dialect, shapes in SHAPES.items() for name in shapes]
 
 ONCE = [(dialect, name) for dialect, name in EVERY if dialect not in ("objects", "handle")]
-"""Like ``EVERY``, but each distinct request only once."""
+"""Like ``EVERY``, but with each distinct request only once."""
 
 
 # -- prompts -------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ def plain_prompt_of(name: str, dialect: str, body: Any) -> list[int] | None:
     """
     renderer = make_renderer(name)
     if hasattr(renderer, "system_role_as_user"):
-        vars(renderer)["system_role_as_user"] = True  # evert sets this, too
+        vars(renderer)["system_role_as_user"] = True  # evert sets this too
     try:
         request = read(dialect, body)
         return text_tokens(renderer.build_generation_prompt(_messages(request, renderer)))

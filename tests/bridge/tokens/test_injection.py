@@ -120,7 +120,7 @@ def test_stripping_a_text_does_not_create_a_control_token(name: str) -> None:
 
 
 def disguises(literal: str) -> Iterator[str]:
-    """Yield texts that might be converted or completed to the literal."""
+    """Yield texts that might be converted into the literal, or completed to form it."""
     wide = "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in literal)
     yield from (wide, wide[:1] + literal[1:], literal[:-1] + wide[-1:], literal[:2] + wide[2:])
     yield from (literal.replace("K", "\u212a"), literal.replace("i", "\u2148"))

@@ -1,4 +1,4 @@
-"""Texts without control tokens are tokenised exactly like the renderer alone would.
+"""Texts without control tokens are tokenised exactly as the renderer alone would tokenise them.
 
 1. This holds for code, markup, tables and non-Latin scripts in every slot of every request.
 2. It also holds for random texts built from pieces of control tokens, unless the renderer itself

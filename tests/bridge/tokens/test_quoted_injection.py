@@ -147,7 +147,7 @@ class Talk:
         self.reply: Reply | None = None
 
     def ask(self, messages: list[Any], tools: Any, action: list[int]) -> list[int] | None:
-        """Make a request and answer it with ``action``. Returns the prompt, or None for a 400."""
+        """Make a request and answer it with ``action``. Returns the prompt, or None on a 400."""
         request = ChatRequest("policy", list(messages), tools)
         try:
             conversation = self.book.observe(request, "", self.renderer)

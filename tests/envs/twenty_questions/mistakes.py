@@ -2,12 +2,12 @@
 
     python -m tests.envs.twenty_questions.mistakes
 
-Odd lines of ``blind_questions.csv`` may be looked at, while even ones are used only for the score.
+Odd-numbered lines of ``blind_questions.csv`` may be looked at; the others only count for the score.
 ``strangers_questions.csv`` has 960 questions written for evert by three people who had seen only
-the nouns: a and c contain single questions, b whole games. When first tried, 90.3% of a and 80.6%
-of b were answered correctly; we have looked at these mistakes since. After that, c was written and
-answered once: 96.3%. Nobody has looked at its mistakes. In these sets, a right guess is labelled
-"yes", like other answers.
+the nouns: sets a and c are single questions, b is whole games. On the first try, 90.3% of a and
+80.6% of b were answered correctly; we have since looked at the mistakes. Set c was written after
+that and tried once: 96.3%. Nobody has looked at its mistakes. In these sets, a right guess is
+labelled "yes", like other answers.
 """
 
 import csv
@@ -35,7 +35,7 @@ KINDS = ("not understood", "guess not seen", "taken as a guess", "makes no sense
 
 
 def mistakes(name: str) -> Iterator[tuple[str, str, str, Parsed]]:
-    """Yield the type of mistake, noun, question and parse of each wrongly answered question."""
+    """Yield the mistake's type, the noun, the question and its parse for each wrong answer."""
     answerer = KnowledgeAnswerer()
     nouns = {noun.answer: noun for noun in shipped_nouns()}
     for row in SETS[name]:

@@ -1,4 +1,4 @@
-"""Players without a model: the oracle finds every noun, and the random player follows its seed."""
+"""Players without a model: the oracle finds every noun, and a seed determines the random one."""
 
 import re
 from typing import Any

@@ -53,7 +53,7 @@ def having(attribute: str) -> list[str]:
 
 
 def holds(answer: str, expected: str) -> bool:
-    """Return whether an answer does not contradict the expected one. "n/a" never does."""
+    """Return whether a noun's fact is compatible with the expected one. "n/a" always is."""
     fact = FACTS.of(answer, expected.removeprefix("not "))
     return fact != ("yes" if expected.startswith("not ") else "no")
 

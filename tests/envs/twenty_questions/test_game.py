@@ -23,7 +23,7 @@ def test_a_game_ends_with_a_right_guess_or_when_no_questions_are_left() -> None:
         (game_of(NO), False, False),
         (game_of(NO, RIGHT), True, True),
         (game_of(NO, NO, most=2), True, False),
-        (game_of(RIGHT, most=1), True, True),  # a right guess wins even as the last question
+        (game_of(RIGHT, most=1), True, True),  # a right guess wins even on the last question
     ):
         assert (game.over, game.won, game.score) == (over, won, float(won)), game.transcript()
 

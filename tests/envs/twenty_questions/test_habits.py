@@ -1,6 +1,6 @@
 """Players with fixed habits of asking and guessing, whose games are determined by a seed.
 
-``tests/bases/test_bases.py`` has the digest of what a base learned from them.
+``tests/bases/test_bases.py`` has the digest of what a base model learned from them.
 """
 
 import random
@@ -51,7 +51,7 @@ def test_a_habit_player_never_guesses_a_forbidden_noun() -> None:
 
     shown = play(HabitPlayer("any", "blind", KNOWN, random.Random(0)), NOUNS[0])
     foreign = {guess(noun.answer) for noun in NOUNS if noun.category != NOUNS[0].category}
-    assert not foreign & {turn.question for turn in shown.turns}  # the category is shown
+    assert not foreign & {turn.question for turn in shown.turns}  # the player is shown the category
 
     only = HabitPlayer("any", "always", KNOWN, random.Random(0), allowed=1)
     game = QuestionGame(NOUNS[3], HIDDEN)

@@ -1,4 +1,4 @@
-"""Inference from facts: the nouns that are consistent with the answers, and what questions tell."""
+"""Inference from facts: which nouns fit the answers, and how much a question reveals."""
 
 import math
 

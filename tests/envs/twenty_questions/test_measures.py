@@ -1,4 +1,4 @@
-"""Metrics of a player beyond whether it won."""
+"""A player's metrics other than whether it won."""
 
 from typing import Any
 

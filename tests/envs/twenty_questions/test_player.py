@@ -101,7 +101,7 @@ async def test_the_category_and_short_prompts_are_options(agent: Any, told: list
 
 async def test_wrong_guesses_cost_reward_but_not_the_score() -> None:
     [task] = with_rules([ZEBRA], guess_cost=0.1)
-    guesses = ["Is it a cat?", BIRD, RIGHT]  # "bird" is not a noun of the game
+    guesses = ["Is it a cat?", BIRD, RIGHT]  # "bird" is not one of the game's nouns
     trajectory, _ = await play_game(twenty_questions_agent, *guesses, task=task)
 
     assert reward(trajectory) == pytest.approx(0.9)

@@ -171,7 +171,7 @@ Is it a car driver's licence? | Does a dog like it? | Is it on a table?
 Is it associated with the sun? | Is it something in a car? | Is it for a car?
 Does it have a dog? | Is it related to the sun? | Is it under a bed? | Would it be by a car?
 """
-"""Properties and uses of the noun, and its relations to other nouns."""
+"""Questions about the noun's properties, uses and relations to other nouns: none is a guess."""
 
 
 def parsed(lines: str) -> dict[str, Parsed]:
@@ -196,7 +196,7 @@ def test_guesses_of_unlisted_nouns_are_guesses_but_attributes_are_not() -> None:
     assert guesses.keys() == parsed(FOREIGN).keys()
     assert not {*guesses.values()} & {*ANSWERS}
     assert [q for q, p in parsed(NO_GUESSES).items() if isinstance(p, Guess)] == []
-    teapots = QuestionParser(load_lexicon(), [*ANSWERS, "teapot"])  # a list that includes it
+    teapots = QuestionParser(load_lexicon(), [*ANSWERS, "teapot"])  # a noun list that includes it
     assert teapots.parse("Is it a tea pot?") == Guess("teapot")
 
 

@@ -1,4 +1,4 @@
-"""The searches of a player: in the knowledge base, with a model, or at an HTTP address."""
+"""A player's searches: in the knowledge base, with a model, or at an HTTP address."""
 
 import aiohttp
 import pytest

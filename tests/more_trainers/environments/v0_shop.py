@@ -1,4 +1,4 @@
-"""An environment with a tool for verifiers before 0.4."""
+"""A tool-using environment for verifiers before 0.4."""
 
 import verifiers as vf
 from datasets import Dataset

@@ -1,4 +1,4 @@
-"""An environment for verifiers 0.4 with a tool behind MCP."""
+"""An environment for verifiers 0.4, with an MCP tool."""
 
 import verifiers.v1 as vf
 

@@ -101,7 +101,7 @@ def test_a_benchmark_fails_if_a_trainer_ends_with_a_low_reward(
     monkeypatch.setitem(trainers.TRAINERS, "trl", broken)
     assert trainers.main(["--out", str(tmp_path)]) == 1
     output = capsys.readouterr()
-    assert all(figure in output.out for figure in ("1.000", "0.940", "2.0"))  # and seconds per step
+    assert all(figure in output.out for figure in ("1.000", "0.940", "2.0"))  # 2.0 seconds a step
     assert [line for line in output.err.splitlines() if line.startswith("FAILED")] == [
         "FAILED verl, seed 0: ends at 0.940, below 0.95",
         "FAILED trl, seed 0: RuntimeError: it broke",
@@ -184,7 +184,7 @@ def test_only_evert_keeps_every_token_once_for_an_agent_that_compacts(
     )  # per episode: one datum before the summary, one after
     assert trained["each call"] == (18, sampled, 0)
     assert 4 < trained["merged"][0] < 18
-    assert odd["last"]["lost"] > before  # also loses later tokens that are spelled differently
+    assert odd["last"]["lost"] > before  # later tokens that are spelled differently are lost too
     assert odd["last"]["not sampled"] > 0
     assert odd["evert"]["rendered"] * 2 < odd["each call"]["rendered"]
 

@@ -1,6 +1,6 @@
 """``chat_template.KEY=VALUE`` is recorded, resumed, and used in every prompt of the run's model.
 
-The model is the shipped base with a template that writes its variable into the prompt.
+The model is the bundled base model with a template that writes its variable into the prompt.
 """
 
 import json
@@ -42,7 +42,7 @@ def train(run: Path, *more: str) -> None:
 
 
 def endings(folder: Path) -> set[str]:
-    """Return the text after the reply opening in the recorded prompts of a folder."""
+    """Return what follows the last reply opening in each recorded prompt of a folder."""
     paths = [*folder.glob("rollouts.jsonl"), *folder.glob("rollouts/*.jsonl")]
     rows = [row for path in paths for row in read_jsonl(path)]
     prompts = [step["prompt"]["tokens"] for row in rows for step in row["steps"]]

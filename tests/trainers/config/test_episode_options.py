@@ -53,7 +53,7 @@ PATH = "tinker://r/sampler_weights/"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Write a run's checkpoint records and the files of its last weights."""
+    """Write a run's checkpoint records and the files of its final weights."""
     folder = tmp_path / "run"
     weights = folder / "checkpoints" / "r" / "sampler_weights" / "final"
     weights.mkdir(parents=True)

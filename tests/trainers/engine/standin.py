@@ -1,20 +1,20 @@
 """A fake GPU for machines without one: CPU tensors that follow the rules of CUDA or MPS.
 
     NumbersOnDevice   a tensor that claims to be on the device but keeps its numbers on the CPU
-    StandIn           a device of such tensors, with a list of when the host waited for it
+    StandIn           a device for such tensors, which records when the host waited for it
     stand_in          replaces CUDA or MPS with a StandIn, for all threads started in its block
 
 Operations run on the CPU, so their results can be compared with those of a CPU. Whatever PyTorch
-refuses on CUDA is refused here: tensors of two devices in one operation, converting a tensor on
-the device to a NumPy array, ``mm(out_dtype=)`` with types other than CUDA's. The kernels are the
-CPU's, so this does not test the kernels, speed or memory of a GPU.
+refuses on CUDA is refused here: mixing tensors of two devices in one operation, converting a tensor
+on the device to a NumPy array, ``mm(out_dtype=)`` with types that CUDA does not support. The
+kernels are the CPU's, so this does not test a GPU's kernels, speed or memory.
 
 MPS also refuses float64, and it has no graphs, streams or events: a ``non_blocking`` copy to the
-host never arrives. Operations that are silently wrong on some of Apple's machines raise an error
-here: PyTorch's attention, and sums of many products.
+host never arrives. Operations that give wrong results on some of Apple's machines, without an
+error, raise one here: PyTorch's attention, and sums of many products.
 
 A graph replays the captured operations on the same memory, without running Python.
-Like CUDA's, a capture refuses waits and copies between host and device.
+As on CUDA, a capture refuses waits and copies between host and device.
 
 The host waits where PyTorch waits on CUDA: for copies between host and device that are not
 ``non_blocking``, for numbers that Python reads, and for results whose shape depends on numbers
@@ -51,7 +51,7 @@ HALVES = {torch.bfloat16, torch.float16}
 DOUBLES = {torch.float64, torch.complex128}
 
 MPS_SUM = 2**15 - 2
-"""How many products MPS can sum without adding wrong ones, on an M1 or M2."""
+"""The most products that MPS sums correctly on an M1 or M2."""
 
 aten = torch.ops.aten
 
@@ -84,7 +84,7 @@ class StandIn:
     device: torch.device
     """The device that it replaces."""
     waits: list[Wait] = field(default_factory=list)
-    """In order. Several threads append to it."""
+    """In chronological order. Several threads append to it."""
     replays: int = 0
     """How often a graph was launched."""
     pending: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
@@ -362,7 +362,7 @@ def _in_place_of_mps() -> Iterator[None]:
 
 
 def _open_on_the_host(file: Any, **options: Any) -> Any:
-    """Open weights on the CPU, because safetensors writes to MPS from Rust, out of our sight."""
+    """Open weights on the CPU, because safetensors writes to MPS from Rust, where we miss it."""
     return safe_open(file, **{**options, "device": "cpu"})
 
 

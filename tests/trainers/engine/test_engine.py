@@ -271,7 +271,7 @@ def test_unpickled_clients_share_their_base(tmp_path: Path, tiny_model: str) -> 
         gc.collect()  # drop the clients, as if the pickles came from another process
         first, second = map(pickle.loads, sent)
         assert first is not second
-        assert first.sampler.scheduler is second.sampler.scheduler  # there is one per base
+        assert first.sampler.scheduler is second.sampler.scheduler  # one per base model
 
 
 def test_the_same_seed_reproduces_the_run(tmp_path: Path, tiny_model: str) -> None:
@@ -281,7 +281,7 @@ def test_the_same_seed_reproduces_the_run(tmp_path: Path, tiny_model: str) -> No
             tokens = []
             for step in range(3):
                 tokens += [s.tokens for s in sequences(snapshot(training), count=3)]
-                train(training, step % 2)  # 0, 1, 0 steps: the first two snapshots are equal
+                train(training, step % 2)  # 0, 1, 0 steps: the first two snapshots match
             return tokens
 
     first = run(1)

@@ -84,7 +84,7 @@ def test_a_stand_in_keeps_the_attributes_of_the_name(tiny_model: str, tmp_path: 
             model_info.get_model_attributes("meta-llama/none")
     with pytest.raises(ValueError, match="org/model"):
         model_info.get_model_attributes("evert-tiny-20q")
-    # A stand-in may also be a folder, and keeps the chat format that belongs to the name.
+    # A stand-in may also be a folder, and keeps the chat format of the model that it replaces.
     with embedded_engine(tmp_path, device="cpu", stand_ins={"Qwen/*": tiny_model}):
         assert len(tokenizer_utils.get_tokenizer(NAMED)) == 262
         assert model_info.get_recommended_renderer_name(NAMED) == "qwen3"

@@ -177,7 +177,7 @@ class Setup:
 
     Attributes:
         family: The architecture in transformers.
-        whole: Whether all weights are trained instead of an adapter.
+        whole: Whether all weights are trained, as opposed to an adapter.
         dtype: The engine's setting, or None for the default (bfloat16 for adapters on CUDA).
         device: The device that is compared with the CPU.
     """
@@ -405,7 +405,7 @@ def test_the_host_waits_once_per_step_for_all_rows(tiny_model: str, tmp_path: Pa
         for rows in (2, 16):
             steps = 4
             more = waits(rows, 3 + steps) - waits(rows, 3)
-            assert sum(more.values()) <= steps, more  # tokens and log-probabilities in one
+            assert sum(more.values()) <= steps, more  # one wait for both tokens and log-probs
 
 
 @standin_only

@@ -73,7 +73,7 @@ def test_the_width_of_an_interval_depends_on_the_number_of_tasks() -> None:
     assert low < 0.1 < 0.99 < high
     rng = random.Random(0)
     low, high = share_interval([[rng.random() < 0.8 for _ in range(4)] for _ in range(200)])
-    # For 800 independent episodes, 1.96 standard errors to each side are 0.055 in total.
+    # For 800 independent episodes, an interval of ±1.96 standard errors is 0.055 wide.
     assert high - low < 0.07
 
 
@@ -97,7 +97,7 @@ def coverage(share: float, tasks: int, episodes: int, *, agree: float) -> float:
 def test_the_interval_contains_the_true_value_as_often_as_it_claims(tasks: int) -> None:
     for share in (0.02, 0.1, 0.5, 0.9, 0.98) if IS_NIGHT else (0.02, 0.5, 0.9):
         for agree in (0, 0.75, 1):
-            # At a true coverage of 0.95, 1% of 600-draw samples are below 0.93. The seed is fixed.
+            # If true coverage is 0.95, 1% of 600-draw samples fall below 0.93. The seed is fixed.
             assert coverage(share, tasks, 8, agree=agree) > 0.93, (share, agree)
 
 

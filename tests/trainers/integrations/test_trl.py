@@ -63,7 +63,7 @@ def rollouts(**options: Any) -> Rollouts:
 
 
 def check_same(rows: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Assert that TRL gets equal rows, with log-probabilities equal up to rounding."""
+    """Assert that TRL gets identical rows, except for rounding in the log-probabilities."""
     for ours, theirs in zip(rows.pop("logprobs"), expected.pop("logprobs"), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
     assert rows == expected

@@ -43,7 +43,7 @@ async def likelihood(model: Model, prompt: str = "Who?", reply: str = "Me.") -> 
 
 
 async def say_five(client: Any, task: str) -> float:
-    """Earn one point for each five in the reply."""
+    """Earn one point for each digit 5 in the reply."""
     return float((await ask(client, task)).count("5"))
 
 

@@ -43,7 +43,7 @@ ROLLOUTS = "train_rollout_summaries.jsonl"
 
 
 def row(step: int, **more: Any) -> dict[str, Any]:
-    """Return a step's metrics as written by the Cookbook: two seconds, eight episodes."""
+    """Return the metrics that the Cookbook writes for a step of two seconds and eight episodes."""
     return {
         "step": step, "progress/done_frac": 0.5, "time/total": 2.0, "time/sampling": 0.5,
         "time/train_step": 1.25, "env/all/reward/total": step / 10, "env/all/total_episodes": 8,

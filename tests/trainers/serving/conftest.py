@@ -1,4 +1,4 @@
-"""Fixtures: a sampling client, a policy service, and the clients of three vendors for it."""
+"""Fixtures: a sampling client, a policy service, and clients for it from three vendors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from evert.trainers.serving.service import PolicyService
 
 @pytest.fixture
 def client(engine: Engine) -> SamplingClient:
-    """Return a client that samples from the shipped base in this process."""
+    """Return a client that samples from the bundled base model in this process."""
     made: SamplingClient = sampler_of("evert-tiny")
     assert made.sampler  # load it now: two threads cannot both be the first to import transformers
     return made

@@ -37,7 +37,7 @@ def chat_model(service: PolicyService, client: Any, **options: Any) -> ChatModel
 
 @pytest.fixture
 def served(client: Any, service: PolicyService) -> PolicyService:
-    """Serve the shipped base, both by token ids and as a chat model."""
+    """Serve the bundled base model, both by token ids and as a chat model."""
     service.offer(client, "tiny")
     service.chat({"tiny": chat_model(service, client)})
     return service
@@ -51,7 +51,7 @@ def test_every_sdk_gets_the_same_greedy_reply_with_and_without_streaming(served:
 
 
 def _replies(open_ai: Any, claude: Any, gemini: Any) -> tuple[dict[str, Any], set[int]]:
-    """Return the reply texts by API, and the prompt token counts."""
+    """Return the reply texts, keyed by API, and the prompt token counts."""
     greedy: dict[str, Any] = {"model": "tiny", "temperature": 0}
     text = SAY[0]["content"]
 

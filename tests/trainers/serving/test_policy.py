@@ -1,4 +1,4 @@
-"""``ServedPolicy`` plays with samples from a server, after it has checked the server."""
+"""``ServedPolicy`` plays by sampling from a server, which it checks first."""
 
 import asyncio
 import json

@@ -27,7 +27,7 @@ def post_feedback(service: PolicyService, content: str) -> httpx.Response:
 
 
 class Serving:
-    """A service of the shipped base that records to a folder."""
+    """A service that serves the bundled base model and records to a folder."""
 
     def __init__(self, client: Any, folder: Path, **options: Any) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Samples over HTTP equal the samples in the serving process."""
+"""Samples requested over HTTP match those drawn in the serving process."""
 
 import asyncio
 import math

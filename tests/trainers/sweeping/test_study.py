@@ -116,7 +116,7 @@ RANDOM = plan(**DRAWN, trials="12")
 
 
 def do(record: Record, *endings: str) -> list[SweepRun]:
-    """Do one run per status. A completed run scores its number."""
+    """Do one run per ending. A completed run scores its own number."""
     tried = []
     for ending in endings:
         run = record.next()

@@ -84,7 +84,7 @@ def calls_from_the_second_batch_on(client, task):
     with Path("episodes").open("a") as file:
         file.write("x")
         file.flush()
-        number = file.tell()  # of this episode, whoever else writes
+        number = file.tell()  # unique to this episode, even if others write
     if number <= 4:
         return task / 4
     return reward(client.chat.completions.create(messages=ASKED))

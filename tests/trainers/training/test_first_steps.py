@@ -49,8 +49,8 @@ def row(step: int, **metrics: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("values", "rows", "patterns"),
     [
-        ({}, [{CUT: 1.0, MIXED: 0.5}, {CUT: 1.0, MIXED: 0.0}], ["All replies of step 1 were tru"]),
-        ({}, [{CUT: 0.9, MIXED: 0.0}, {CUT: 1.0, MIXED: 0.5}], ["All replies of step 2 were tru"]),
+        ({}, [{CUT: 1.0, MIXED: 0.5}, {CUT: 1.0, MIXED: 0.0}], ["All replies in step 1 were tru"]),
+        ({}, [{CUT: 0.9, MIXED: 0.0}, {CUT: 1.0, MIXED: 0.5}], ["All replies in step 2 were tru"]),
         ({}, [{CUT: 0.9, MIXED: 0.0}, {CUT: 0.9, MIXED: 0.0}, {}], ["In the first two steps"]),
         ({}, [{MIXED: 0.1}, {MIXED: 0.1}, {CUT: 1.0, MIXED: 0.0}], []),
         ({"group_size": 1, "max_tokens": 1}, 2 * [{CUT: 1.0, MIXED: 0.0}], []),  # warned earlier
@@ -82,7 +82,7 @@ def test_a_warning_is_shown_and_logged_once_even_if_the_run_is_resumed(tmp_path:
     log = (tmp_path / "run" / "logs.log").read_text()
     for text in (
         "batch_size=3 is larger than the number of tasks",
-        "All replies of the held-out tasks were truncated at max_tokens=2",
+        "All replies on the held-out tasks were truncated at max_tokens=2",
         "In the first two steps, all rewards within each group were equal",
     ):
         where = shown.getvalue().count(f"warning: {text}"), log.count(f"[WARNING] {text}")

@@ -1,4 +1,4 @@
-"""A run that was stopped at any point, in any way, resumes to the curve of an uninterrupted run."""
+"""A run stopped at any point, in any way, resumes and reproduces an uninterrupted run's curve."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def steps_written(folder: RunFolder) -> list[int]:
 
 
 def saved(folder: RunFolder) -> set[str]:
-    """Return the names in the store, with the type of weights."""
+    """Return the names in the store, each prefixed with its type of weights."""
     paths = (folder.path / "checkpoints").glob("*/*weights/*")
     return {f"{path.parent.name}/{path.name}" for path in paths}
 

@@ -160,7 +160,7 @@ async def test_skipped_rows_and_replies_are_counted(tmp_path: Path) -> None:
     assert [text for row in rows[:2] for _, text in learned(row)] == ["Bye.<|im_end|>"] * 2
     assert describe(rows) == (
         "6 conversations; 3 skipped (nothing to learn); 1 repeated; 1 with messages after the "
-        "last reply to learn; 1 that call a tool which is not in their list of tools; 1 with the "
+        "last reply to learn from; 1 that call a tool missing from their list of tools; 1 with the "
         "field 'id', which is ignored"
     )
     played = await records(tmp_path / "records", 0.5, 1.0)

@@ -126,7 +126,7 @@ def test_a_wandb_run_has_its_name_tags_configuration_and_final_scores(tracked: R
 def test_a_resumed_run_logs_each_step_once(first: RunFolder, tracked: RunFolder) -> None:
     history, rows = wandb_history(first), first.steps()
     assert len(rows) == 2
-    for row, logged in zip(rows, history[:2], strict=True):  # since 0.6, the history has more rows
+    for row, logged in zip(rows, history[:2], strict=True):  # Cookbook 0.6 logs more rows
         assert logged[TRAIN_REWARD] == row[TRAIN_REWARD]
         assert logged["_step"] == row["step"]
         assert logged[FAILED] == row[FAILED] == 0  # logged by evert

@@ -27,7 +27,7 @@ HELLO = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "H
 
 
 def greetings(seed: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield endless conversations, ending in a number that depends on the seed and the order."""
+    """Yield conversations endlessly, each ending in the seed and its own number."""
     number = 0
     while True:
         number += 1
@@ -106,7 +106,7 @@ async def test_a_warm_up_runs_once_and_learns_its_demonstrations(tmp_path: Path)
 async def test_a_resumed_warm_up_gives_the_same_weights_as_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """The Cookbook submits one batch ahead, so a checkpoint has seen more than its record says."""
+    """The Cookbook submits a batch ahead, so a checkpoint has seen more than its record says."""
     done, stopped = tmp_path / "done", tmp_path / "stopped"
     console, batches = Console(quiet=True), list[int]()
 
@@ -147,7 +147,7 @@ def test_a_run_warms_up_and_continues_training_from_there(tmp_path: Path) -> Non
     (final,) = [row for row in listed if row["name"] == "final"]
     assert config["load_checkpoint_path"] == final["state_path"]
     assert config["kl_reference_config"]["load_checkpoint_path"] == final["sampler_path"]
-    assert abs(folder.steps()[0]["kl_policy_base"]) < 1e-3  # nothing was learned yet
+    assert abs(folder.steps()[0]["kl_policy_base"]) < 1e-3  # nothing has been learned yet
     assert folder.steps_done() == 1
     resumed = train.run(settings(tmp_path, kl_penalty=0.1, steps=2), console, str)
     assert resumed.steps_done() == 2

@@ -1,7 +1,7 @@
 """A pool shared by most tests, groups to play in it, and a model that only says yes.
 
-Functions create the objects that are sent to workers. They are pickled by value, so workers do not
-need to import a test module.
+The objects sent to workers are created inside functions. They are therefore pickled by value, and
+workers do not need to import a test module.
 """
 
 from collections.abc import Callable, Iterator

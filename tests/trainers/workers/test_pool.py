@@ -87,7 +87,7 @@ async def test_the_task_sampler_gets_the_rewards_of_groups_in_workers(pool: Pool
 async def test_the_weights_of_a_judge_stay_in_this_process(
     pool: PoolRollouts, engine: Engine
 ) -> None:
-    """A worker has no engine. The tiny judge returns no ranking, which counts as a failure."""
+    """A worker has no engine. The tiny model returns no ranking, which counts as a failure."""
     judge = judge_group(TinkerModel("evert-tiny", max_tokens=4), "The longest.")
 
     async def draws(client: Any) -> float:

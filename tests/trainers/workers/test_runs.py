@@ -51,7 +51,7 @@ def trained(folder: Path, agent: Any, executor: Executor | None) -> list[dict[st
 
 
 def check_the_loop(make: Callable[[int, int], Any], folder: Path) -> None:
-    """Assert that runs without workers, with workers, and with dying workers are equal."""
+    """Assert that runs without workers, with workers, and with dying workers match."""
     dying = folder / "dying"
     dying.mkdir()
     here = trained(folder / "here", lengths(), None)

@@ -1,4 +1,4 @@
-"""The engine: holds everything that is loaded for Tinker's clients in this process.
+"""The engine, which holds everything loaded in this process for Tinker's clients.
 
 ``embedded.py`` installs the engine's clients in place of the SDK's. The settings are defined in
 ``models/loading.py``.
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TrainingRun:
-    """A model in training, and the metadata that its checkpoints record."""
+    """A model being trained, and the metadata recorded in its checkpoints."""
 
     run_id: str
     base_model: str
@@ -155,7 +155,7 @@ class Engine:
         run.trainer = trainer
 
     def occasion(self, steps: int) -> int:
-        """Return how many samplers were requested earlier for the weights at step ``steps``.
+        """Return how many samplers have already been requested for the weights at step ``steps``.
 
         ``steps`` and this count seed the sampler, so a resumed run samples the same tokens as an
         uninterrupted one. We count requests rather than loads, because the order in which the
@@ -166,7 +166,7 @@ class Engine:
         return occasion
 
     def base_sampler(self, base_model: str) -> ModelSampler:
-        """Return a base model's sampler, loading the model only if it is not in use already."""
+        """Return a base model's sampler, loading the model only if it is not already in use."""
         self.check_open()
         sampler = self._bases.get(base_model)
         if sampler is None:
@@ -186,8 +186,8 @@ class Engine:
         """Finish pending saves, then stop all threads. Later calls raise an error.
 
         Passes stop before their next micro-batch, unless a pending save depends on them. If the
-        user interrupts the shutdown, saves that have not started are dropped. Failed saves whose
-        errors nobody has read are logged. In a forked process, this does nothing.
+        user interrupts the shutdown, saves that have not started are dropped. If a save failed and
+        nobody has read its error, the error is logged. In a forked process, this does nothing.
         """
         if os.getpid() != self._process:
             return
@@ -224,7 +224,7 @@ class Engine:
         return TrainingRun(run_id, base_model, rank, trainer)
 
     def new_sampler(self, model: Any, tokenizer: Any, *number: int | bytes) -> ModelSampler:
-        """Return a sampler for a copy of the current weights. A shared base isn't copied."""
+        """Return a sampler for a copy of the current weights. A shared base model isn't copied."""
         frozen = freeze(model)
         return ModelSampler(
             frozen,

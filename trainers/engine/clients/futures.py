@@ -1,4 +1,4 @@
-"""Futures that support every way the SDK's futures are used.
+"""Futures that can be used in all the ways that the SDK's futures are.
 
 Callers await them, call ``.result()``, or use them as if they were the result.
 
@@ -63,7 +63,7 @@ class AcceptedCall(Future[T]):
 
     @property
     def unread_error(self) -> BaseException | None:
-        """The error of a failed call, or None if it succeeded or someone has read the outcome."""
+        """The error if the call failed and nobody has read the outcome yet, otherwise None."""
         return super().exception() if self.done() and not self._is_read else None
 
 
@@ -127,7 +127,7 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
 
 
 class AnyFuture(Future[T], APIFuture[T]):
-    """Both an SDK future and a standard library one, which older SDKs returned from ``sample``."""
+    """Both an SDK future and a standard library one (as older SDKs' ``sample`` returned)."""
 
     def __init__(self, future: "Future[T]") -> None:
         super().__init__()

@@ -133,9 +133,9 @@ def _topk(rows: list[Any], k: int) -> TopkLogprobs:
 
 @cache
 def _top_logprobs(k: int) -> Reader:
-    """Return a reader of the k most likely tokens.
+    """Return a reader that finds the k most likely tokens.
 
-    It is cached, so that requests with the same k use the same reader and can be batched.
+    The reader is cached, so that requests with the same k use the same reader and can be batched.
     """
 
     def read(logits: Tensor, tokens: np.ndarray, places: np.ndarray) -> Sequence[Any]:
@@ -154,7 +154,7 @@ class _Targets:
         self._ids = targets.to_torch(pad_value=-1)
         positions = (self._ids >= 0).any(dim=1).nonzero()[:, 0].tolist()
         self.last_n = len(self._ids) - positions[0] if positions else 1
-        """How many of the last tokens to read: all from the first position with a target."""
+        """How many of the last tokens to read: those from the first target onwards."""
         self._vocabulary = 0
         """The model's vocabulary size (0 until the first read)."""
 
@@ -183,7 +183,7 @@ class _Targets:
 
 
 def _in_layout_of(dense: Tensor, like: types.TensorData) -> types.TensorData:
-    """Return ``dense`` in the layout of ``like``. If ``like`` is sparse, keep only its cells."""
+    """Return ``dense`` in the layout of ``like``: if that is sparse, only the cells it stores."""
     if like.sparse_crow_indices is None or like.sparse_col_indices is None:
         return types.TensorData.from_torch(dense)
     counts = np.diff(like.sparse_crow_indices)

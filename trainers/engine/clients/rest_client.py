@@ -134,7 +134,7 @@ class RestClient:
     def delete_checkpoint(
         self, training_run_id: str, checkpoint_id: str
     ) -> AwaitableConcurrentFuture[None]:
-        """Delete a checkpoint by the id that listings show, such as ``weights/000010``."""
+        """Delete a checkpoint by its id as shown in listings, such as ``weights/000010``."""
         return self.delete_checkpoint_from_tinker_path(
             f"tinker://{training_run_id}/{checkpoint_id}"
         )

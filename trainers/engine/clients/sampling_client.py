@@ -72,7 +72,7 @@ class Source:
         self._lock = threading.Lock()
 
     def path(self) -> str | None:
-        """Return the checkpoint's path, saving it if needed. None means the base model."""
+        """Return the checkpoint's path, saving the weights if needed. None means the base model."""
         with self._lock:
             if callable(self._path):
                 self._path = self._path()
@@ -259,7 +259,7 @@ class SamplingClient(ReadyClient):
 
 _client_numbers = itertools.count()
 _clients: "weakref.WeakValueDictionary[int, SamplingClient]" = weakref.WeakValueDictionary()
-"""Clients created in this process, by key, so that unpickling here returns the original client."""
+"""This process's own clients, by key, so that unpickling one returns the original client."""
 
 
 def _unpickle(state: _Pickled) -> SamplingClient:

@@ -1,4 +1,4 @@
-"""Tracks pending saves. A closing engine writes them all, or logs the ones that are lost."""
+"""Tracks pending saves. On closing, the engine writes them all, or logs the ones that are lost."""
 
 import logging
 from concurrent.futures import wait

@@ -101,7 +101,7 @@ class ServiceClient:
         retry_config: Any = None,
         record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Create a client for a checkpoint or a base model, which loads in the background.
+        """Create a sampling client whose checkpoint or base model loads in the background.
 
         ``model_path`` is a ``tinker://`` path or a folder.
         """
@@ -126,7 +126,7 @@ class ServiceClient:
         return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """List the bundled base models and those in use. You can also pass any model folder."""
+        """List the bundled base models and those in use. Any model folder works as well."""
         return capabilities(self.engine)
 
     def get_console_url(self) -> str:

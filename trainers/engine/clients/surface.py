@@ -73,7 +73,7 @@ def refuse_hosted(sdk: type, reasons: Mapping[str, str]) -> Callable[[C], C]:
 
 
 def refuse_unknown(sdk: type) -> Callable[[C], C]:
-    """Make public methods and options that only the SDK's class has raise an error."""
+    """Make the client raise errors for public methods and options that only the SDK has."""
 
     def add(client: C) -> C:
         for name in (name for name in dir(sdk) if not name.startswith("_")):

@@ -35,7 +35,7 @@ T = TypeVar("T")
 @refuse_unknown(tinker.TrainingClient)
 @async_forms(tinker.TrainingClient, keep=AwaitableConcurrentFuture)
 class TrainingClient(ReadyClient):
-    """A model in training. Calls return immediately and run in order in the background."""
+    """Trains a model. Calls return immediately and run in order in the background."""
 
     def __init__(self, engine: Engine, run: TrainingRun) -> None:
         self.model_id = run.run_id
@@ -71,7 +71,7 @@ class TrainingClient(ReadyClient):
         *,
         loss_type_input: str | None = None,
     ) -> AwaitableConcurrentFuture[types.ForwardBackwardOutput]:
-        """Like ``forward_backward`` with ``loss_fn(data, logprobs) -> (loss, metrics)``."""
+        """Like ``forward_backward``, for a custom loss: ``(data, logprobs) -> (loss, metrics)``."""
         if loss_type_input not in (None, "logprobs"):
             raise LossInputError(
                 f"loss_type_input is {loss_type_input!r}, but custom losses can only take "
@@ -273,7 +273,7 @@ def _check_step(params: types.AdamParams) -> None:
     for name, value in params.model_dump(exclude={"grad_clip_norm"}).items():
         limit = 1.0 if name.startswith("beta") else math.inf
         if not math.isfinite(value) or value < 0 or value >= limit:
-            expected = "from 0 to below 1" if limit == 1.0 else "of 0 or more"
+            expected = "of at least 0 and less than 1" if limit == 1.0 else "of 0 or more"
             raise TrainingError(
                 f"optim_step got {name}={value}; expected a number {expected}. The weights were "
                 "not changed."

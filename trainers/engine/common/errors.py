@@ -9,8 +9,8 @@
     │   ├── NoCheckpointError      (NotFoundError)   no checkpoint or run has that name
     │   └── CheckpointExistsError  (ConflictError)   a checkpoint with that name already exists
     ├── TrainingError          (RequestFailedError)  a training call that failed
-    ├── EngineClosedError      (TinkerError)         a call on an engine that is not in use here
-    └── NetworkRefusedError    (TinkerError)         a connection to another machine
+    ├── EngineClosedError      (TinkerError)         a call to a closed or forked engine
+    └── NetworkRefusedError    (TinkerError)         a blocked connection to another machine
 
 Each exception subclasses the SDK exception in brackets, so that scripts written for the hosted
 service catch it, and also a built-in exception. Messages state what we got, what was expected, and
@@ -46,7 +46,7 @@ class ModelNotFoundError(_Status, EvertError, tinker.NotFoundError, ValueError):
 
 
 class LossInputError(_Status, EvertError, tinker.BadRequestError, ValueError):
-    """A datum, a loss name or a ``loss_fn_config`` is not valid for the loss."""
+    """A datum, a loss name or a ``loss_fn_config`` is invalid."""
 
 
 class SamplingRequestError(_Status, EvertError, tinker.BadRequestError, ValueError):
@@ -58,7 +58,7 @@ class UnsupportedError(_Status, EvertError, tinker.BadRequestError, NotImplement
 
 
 class CheckpointError(_Status, EvertError, tinker.APIStatusError, OSError):
-    """A checkpoint is missing, corrupt, or could not be written."""
+    """A checkpoint is missing or corrupt, or could not be written."""
 
 
 class NoCheckpointError(CheckpointError, tinker.NotFoundError):

@@ -4,8 +4,8 @@ Inside ``no_network()``, Python's sockets reject all addresses except loopback a
 and the Hugging Face Hub is in offline mode, so that cached models still load. Blocks can be
 nested, and everything is restored when the last one exits. The guard is meant to prevent accidents,
 such as an SDK falling back to a production host. It is not a sandbox: child processes, and C
-extensions that open their own sockets, can bypass it. In child processes only the Tinker SDK is
-blocked: they inherit a TINKER_BASE_URL that makes creating a client fail.
+extensions that open their own sockets, can bypass it. The only thing blocked in child processes is
+the Tinker SDK: they inherit a TINKER_BASE_URL that makes creating a client fail.
 """
 
 import ipaddress
@@ -55,7 +55,7 @@ class _AllowedHosts:
 
 @contextmanager
 def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
-    """Block connections to other machines inside the block, in all threads.
+    """Reject connections to other machines inside the block, in all threads.
 
     ``allow_hosts`` stay reachable. With nested blocks, a host must be allowed by all of them.
     """
@@ -121,7 +121,7 @@ def _set_variable(name: str, value: str | None) -> None:
 class _SetsEnvironment:
     """Sets the environment variables when unpickled.
 
-    A fork server needs this: its children get the environment that the server was started with.
+    A fork server needs this, because its children get the environment that it was started with.
     """
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:

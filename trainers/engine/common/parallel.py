@@ -1,8 +1,8 @@
 """Runs calls in parallel on several cores.
 
 Passes that are too short to benefit from PyTorch's own multithreading run in parallel in our
-threads instead. Results are returned in the order of the items, so sums are bitwise identical on
-any number of cores.
+own threads instead. Results are returned in the order of the items, so sums are bitwise identical
+on any number of cores.
 """
 
 import ctypes

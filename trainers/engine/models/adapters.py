@@ -53,7 +53,7 @@ def add_delta(result: Tensor, x: Tensor, delta: Delta | None) -> Tensor:
 
 
 def batch_deltas(deltas: Sequence[Delta | None], indices: Tensor) -> Delta | None:
-    """Combine several adapters of a layer into one, where row i uses ``deltas[indices[i]]``."""
+    """Combine several adapters of a layer into one that uses ``deltas[indices[i]]`` for row i."""
     present = [(number, delta) for number, delta in enumerate(deltas) if delta is not None]
     if not present:
         return None

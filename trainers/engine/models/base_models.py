@@ -34,7 +34,7 @@ SMALL_MODEL_PARAMETERS = 50_000_000  # in smaller models, all weights are traine
 LORA_ALPHA = 32  # same as Tinker; the adapter's output is scaled by ``LORA_ALPHA / rank``
 
 WITH_REPORT = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-"""Options that make ``from_pretrained`` also return the report for ``check_weights``."""
+"""Options that make ``from_pretrained`` also return the report that ``check_weights`` needs."""
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -48,8 +48,8 @@ _LAZY = (
 def import_lazy_modules() -> None:
     """Import the modules that transformers imports lazily.
 
-    Otherwise, if two threads use such a module for the first time simultaneously, one thread can
-    see it half-imported.
+    Otherwise, if two threads first use such a module at the same time, one of them can see it
+    half-imported.
     """
     for name in _LAZY:
         importlib.import_module(name)
@@ -85,7 +85,7 @@ def load_model(
     source = resolve_model(base_model)
     _check_files(base_model, source)
     with no_progress_bars():
-        device_map = None if device.type == "cpu" else {"": device}  # load directly to the device
+        device_map = None if device.type == "cpu" else {"": device}  # load directly onto it
         options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, **WITH_REPORT}
         if not pickled:
             options["use_safetensors"] = True

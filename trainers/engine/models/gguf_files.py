@@ -14,7 +14,7 @@ from evert.bridge.errors import InvalidModelError
 from evert.trainers.engine.models.weights import check_sizes, listed
 
 MAX_READS = 2**22
-"""Maximum number of header values, because gguf creates an array for each one.
+"""Maximum number of header values. There is a limit because gguf creates an array for each one.
 
 Large models have about 2**20.
 """
@@ -83,7 +83,7 @@ def read_gguf(file: Path) -> Any:
     """Return a ``gguf.GGUFReader`` after checking that the file's header matches its contents.
 
     Raises:
-        ValueError: The file is shorter than its header declares, or has more blocks.
+        ValueError: The file is shorter than its header declares, or has more blocks than declared.
         InvalidModelError: The header declares far more blocks than the file contains.
         Exception: The header is corrupt. The reader may raise any exception in this case.
     """

@@ -16,7 +16,7 @@ from evert.bridge.errors import InvalidModelError
 
 REMEDY = "Export with format=merged, and convert the result with llama.cpp's convert_hf_to_gguf.py."
 
-CONTROL, USER_DEFINED = 3, 4  # GGUF types of tokens that are matched in text as a whole
+CONTROL, USER_DEFINED = 3, 4  # GGUF types of tokens that are matched as whole strings
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -43,7 +43,7 @@ _PARTS = (
 
 
 def read_tokenizer(reader: Any, file: Path) -> Any:
-    """Build the tokenizer that is described in a GGUF file's metadata."""
+    """Build the tokenizer described in a GGUF file's metadata."""
     from transformers import AutoTokenizer
 
     def metadata(key: str, default: Any = None) -> Any:
@@ -114,7 +114,7 @@ def add_tokenizer(writer: Any, tokenizer: Any, rows: int, stops: list[int]) -> N
     """Add a tokenizer to a ``gguf.GGUFWriter``. The model has embeddings for ``rows`` ids.
 
     Raises:
-        InvalidModelError: The tokenizer splits text differently from all methods in ``WORDS``.
+        InvalidModelError: None of the methods in ``WORDS`` splits text the way the tokenizer does.
     """
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     merges = [m if isinstance(m, str) else " ".join(m) for m in state["model"].get("merges", [])]

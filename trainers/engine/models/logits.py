@@ -20,15 +20,14 @@ from evert.trainers.engine.models.products import linear
 
 SLICE_BYTES = 2**27  # size of a slice in training; a backward pass holds about three of them
 _BLOCK = {"cpu": 2**10}
-"""How many rows of the output layer to convert to float32 at once, so that they fit in the cache.
-"""
+"""Rows of the output layer to convert to float32 at once, so that they fit in the CPU cache."""
 
 
 def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute [..., H] -> [..., V] in float32, whatever the dtype of the [V, H] weights."""
     if weight.dtype == torch.float32:
         return linear(hidden, weight, bias)
-    # In float16, small gradients of the logits would underflow to 0.
+    # Inexact in float16 with gradients: small gradients of the logits would underflow to 0.
     is_exact = weight.dtype == torch.bfloat16 or not torch.is_grad_enabled()
     if weight.device.type == "cuda" and is_exact:
         flat: Tensor = _Product.apply(hidden.flatten(0, -2), weight)  # type: ignore[no-untyped-call]

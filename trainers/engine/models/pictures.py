@@ -49,7 +49,7 @@ class Picture:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens the image takes."""
+        """Number of tokens the image takes up."""
         return math.prod(self.grid) // self.merge**2
 
 
@@ -59,7 +59,7 @@ _lock = Lock()  # held while looking up or adding a picture
 
 @dataclass(frozen=True)
 class PictureRow:
-    """The ids and pictures of a prompt or a datum. Keep it as long as the ids are in use."""
+    """The ids and pictures of a prompt or a datum. Keep it alive while the ids are in use."""
 
     ids: list[int]  # token ids and picture names
     pictures: tuple[Picture, ...] = ()
@@ -76,7 +76,7 @@ class PictureReader:
         """Parse a prompt into ids and pictures. Thread-safe.
 
         Raises:
-            ValueError: The model doesn't accept the prompt. The message is the rest of a sentence
+            ValueError: The model doesn't accept the prompt. The message continues a sentence
                 that starts with "The prompt".
         """
         if is_text(prompt):
@@ -206,7 +206,7 @@ def is_text(prompt: types.ModelInput) -> bool:
 
 
 def pictures_in(row: np.ndarray) -> Iterator[tuple[int, Picture]]:
-    """Yield each picture in a row, with its start index. All pictures must be complete."""
+    """Yield each picture in a row, with its start index. No picture may be cut off."""
     end = 0
     for place in np.flatnonzero(row < 0).tolist():
         if place >= end:

@@ -24,7 +24,7 @@ This was measured for 1 to 3,000 rows and 128 to 3,072 features.
 """
 
 _MPS_SUM = 2**14
-"""Maximum length of sums on MPS, for example in the backward pass.
+"""Maximum number of terms in a sum on MPS, for example in the backward pass.
 
 On M1 and M2, sums of more than 32,766 numbers are wrong (PyTorch issue 177116).
 """

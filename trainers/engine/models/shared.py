@@ -25,7 +25,7 @@ class SharedBases:
         self._lock = threading.Lock()
 
     def tree(self, name: str, load: Callable[[], Any]) -> Any:
-        """Return a model that shares a base model's weights. If none are loaded, call ``load``."""
+        """Return a model that shares a base model's weights, calling ``load`` if necessary."""
         with self._lock:
             original = self._bases.get(name)
             if original is None:

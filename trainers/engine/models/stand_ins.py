@@ -1,7 +1,7 @@
 """Stand-ins: local models that are used in place of the models a script asks for.
 
     StandIns    maps model names to stand-ins
-    lookups     makes the Cookbook's functions that look up model names return the stand-in's data
+    lookups     makes the Cookbook's model name lookups return the stand-in's data
     tokenizers  does the same for transformers' ``AutoTokenizer``, inside a block
 
 Names are replaced when a client is created, so checkpoints record the stand-in's name.
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class StandIns:
-    """Maps model names to stand-ins. The first matching pattern wins. Local models have none."""
+    """Maps names of models that aren't local to stand-ins. The first matching pattern wins."""
 
     def __init__(self, patterns: Mapping[str, str] | None = None) -> None:
         self._patterns = dict(patterns or {})

@@ -48,7 +48,7 @@ class FrozenModel:
     vocabulary: int  # number of logits per token
     cache_tokens: int  # maximum number of tokens in the key-value cache, over all rows
     prefixes: PrefixCache  # keys and values computed with this model so far
-    base: Any = None  # models with the same base share batches; None without a shared base
+    base: Any = None  # the shared base model, if any; models that share one also share batches
 
     def new_batch(self) -> "DecodeBatch":
         """Create an empty batch."""
@@ -123,8 +123,8 @@ class DecodeBatch(ABC):
         """Compute and cache the tokens of each job that are not cached yet.
 
         For each pass, yields its jobs, and an iterator over the logits that they need: float32
-        tensors [N, V], in the order of the jobs. It is an iterator because all logits together may
-        not fit into memory. Jobs whose tokens are all cached are skipped. With ``join``, the jobs
+        tensors [N, V], in the order of the jobs. It is an iterator because the logits may not all
+        fit in memory at once. Jobs whose tokens are all cached are skipped. With ``join``, the jobs
         become rows of the batch.
         """
         for job in jobs:

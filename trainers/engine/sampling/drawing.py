@@ -19,7 +19,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 _BLOCK = 128  # tokens per partial sum
 
-_CHUNK_LOGITS = 2**20  # logits per chunk on a CPU, so that a chunk fits into the CPU's cache
+_CHUNK_LOGITS = 2**20  # logits per chunk on a CPU; small enough to fit in the CPU's cache
 
 
 def stream_key(*parts: bytes | int) -> int:
@@ -141,10 +141,10 @@ class Stops:
 
     tokens: frozenset[int]
     texts: tuple[str, ...] = ()
-    window: int = 0  # how many of the last tokens to search for strings (0 without strings)
+    window: int = 0  # how many of the last tokens to search for strings (0 if there are none)
 
     def hit(self, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> bool:
-        """Return whether a reply's last token completes a stop."""
+        """Return whether a reply's last token is a stop token or completes a stop string."""
         if tokens[-1] in self.tokens:
             return True
         if not self.texts:
@@ -172,6 +172,7 @@ def make_stops(
         raise SamplingRequestError(
             f"SamplingParams.stop is {stop!r}; expected token ids, non-empty strings or None."
         )
-    # Each token decodes to at least one byte of text, except for a few at character boundaries.
+    # This many tokens are enough, because each decodes to at least one byte of text, except for a
+    # few at character boundaries.
     window = max(len(text.encode()) for text in texts) + 8
     return Stops(frozenset(end_tokens), texts, window)

@@ -43,7 +43,7 @@ class GenericBatch(DecodeBatch):
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=model.device)
         self._offsets = torch.zeros(0, 1, dtype=torch.long, device=model.device)
-        """[B, 1] difference between each row's next position and its length, due to pictures."""
+        """[B, 1] difference between each row's next position and its length, caused by pictures."""
 
     @property
     def size(self) -> int:
@@ -205,7 +205,7 @@ def _align_starts(jobs: Sequence[Job]) -> int:
 
 
 def only_attends(model: Any) -> bool:
-    """Return whether a model's only state is keys and values, so that it can be cached."""
+    """Return whether a model's only state is keys and values, which can be cached."""
     config = model.config.get_text_config(decoder=True)
     return set(getattr(config, "layer_types", None) or []) <= _ATTENTION
 

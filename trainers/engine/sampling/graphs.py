@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 def rounded(size: int, parts: int = 2, least: int = 1) -> int:
     """Round up to a bucket size.
 
-    From each power of two to the next, there are ``parts`` sizes, at least ``least`` apart.
+    Between consecutive powers of two, there are ``parts`` sizes, at least ``least`` apart.
     Capturing takes as long as several steps, so we want few sizes. Small batches can be padded at
     little cost, because a step with few rows spends most of its time reading the weights.
     """
@@ -46,7 +46,7 @@ class Graphs:
         call: Callable[..., Tensor],
         inputs: Sequence[Tensor],
     ) -> Tensor:
-        """Return ``call(*inputs)``. The inputs are padded with zeros or rows of earlier calls.
+        """Return ``call(*inputs)``. Inputs are padded with zeros or rows left from earlier calls.
 
         Args:
             owners: Objects whose memory ``call`` uses. If any of them is replaced, everything is
@@ -114,7 +114,7 @@ class _Capture:
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
-                # Other threads, such as a trainer, may be using the device in the meantime.
+                # Other threads, such as a trainer's, may use the device during the capture.
                 graph.capture_begin(self._pool, capture_error_mode="thread_local")
                 try:
                     result = call()

@@ -37,7 +37,7 @@ class LeanBatch(DecodeBatch):
     def __init__(self, weights: FrozenModel) -> None:
         super().__init__(weights)
         model: LeanModel = weights.model
-        self._weights: list[FrozenModel] = []  # the model of each row
+        self._weights: list[FrozenModel] = []  # each row's model
         self._lengths: list[int] = []
         self._starts: list[int] = []  # how many of each row's tokens are in the stem
         self._stem: Stem | None = None
@@ -46,7 +46,7 @@ class LeanBatch(DecodeBatch):
             torch.tensor(value, dtype=model.dtype, device=model.device)
             for value in (0.0, float("-inf"))
         )
-        """Attention bias for tokens that a row contains, and for those after its end."""
+        """Attention biases: for tokens within a row, and for those past its end."""
         self._cache = RowCache(model)
         self._graphs = Graphs() if self.device.type == "cuda" else None
         self._sync()
@@ -57,7 +57,7 @@ class LeanBatch(DecodeBatch):
         lengths = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
         self._positions = lengths
         self._columns = lengths - starts
-        """[B] index of each row's next token: in the row including the stem, and in the cache."""
+        """[B] indices of each row's next token: in the row with its stem, and in the cache."""
         widths = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
         self._longest = max(self._lengths, default=0)
         self._widest = max(widths, default=0)
@@ -132,7 +132,7 @@ class LeanBatch(DecodeBatch):
         return self._decoder.hidden(tokens[:, None], positions[:, None], attend)[:, 0]
 
     def keep(self, rows: Sequence[int]) -> list[int]:
-        """Keep only the given rows. The last ones are moved into the gaps of dropped rows."""
+        """Keep only the given rows. The last ones are moved into the gaps left by dropped rows."""
         remaining = sorted(rows)
         count = len(remaining)
         gaps = sorted(set(range(count)) - set(remaining))
@@ -329,6 +329,6 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 
 
 def _attention_by_products(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Replace MPS's attention, which has bugs (PyTorch issues 181133 and 195910)."""
+    """Compute attention without MPS's kernel, which has bugs (PyTorch issues 181133 and 195910)."""
     scores = queries.float() @ keys.float().transpose(-1, -2) + mask
     return (torch.softmax(scores, dim=-1) @ values.float()).to(queries.dtype)

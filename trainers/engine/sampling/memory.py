@@ -25,7 +25,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def cache_token_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Return the size of one token's keys and values in bytes."""
+    """Return the size in bytes of one token's keys and values."""
     config = config.get_text_config()
     _, key_heads, size = attention_sizes(config)
     return int(2 * config.num_hidden_layers * key_heads * size * dtype.itemsize)

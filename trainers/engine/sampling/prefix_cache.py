@@ -2,7 +2,7 @@
 
 Each node contains the tokens that follow its parent's tokens. Where two rows diverge, the node is
 split, so that later rows find exactly their longest cached prefix. Nodes are evicted in LRU order.
-Using a node also counts as using its parents, so parents are never evicted before their children.
+Using a node also counts as using its ancestors, so parents are never evicted before their children.
 
 Shapes: T tokens.
 """
@@ -63,7 +63,7 @@ class PrefixCache:
             self._drop_oldest()
 
     def _walk(self, tokens: np.ndarray) -> tuple[list[tuple[_Node, int]], int]:
-        """Return the nodes of the longest cached prefix, with matched lengths, and its length."""
+        """Return the longest cached prefix: its nodes, how much of each matches, and its length."""
         node, length, path = self._root, 0, []
         while length < len(tokens):
             child = node.children.get(int(tokens[length]))

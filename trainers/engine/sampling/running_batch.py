@@ -32,7 +32,7 @@ class SampleRequest:
     pictures: Sequence[Picture] = ()  # images in the prompt, kept alive while the request runs
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
     finished: dict[int, types.SampledSequence] = field(default_factory=dict)  # by index
-    watch: Callable[[list[int]], None] | None = None  # called with all tokens, after each one
+    watch: Callable[[list[int]], None] | None = None  # called after each token, with all so far
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens from a reply."""
@@ -75,7 +75,7 @@ class RunningBatch:
         self.is_ahead = self._device.type == "cuda"
         """Whether to ``step`` before ``read``, so that the GPU computes while the host reads.
 
-        The disadvantage is that one unnecessary token is computed for rows that have finished.
+        The drawback is that one unnecessary token is computed for each row that has finished.
         """
         self._logits: Tensor | None = None  # [B, V] for the next tokens; None once they are drawn
         self._tokens: Tensor | None = None  # [B] drawn tokens, until the model runs on them
@@ -134,7 +134,7 @@ class RunningBatch:
             self._samples_ready.record(torch.cuda.current_stream(self._device))
 
     def read(self) -> list[EndedRow]:
-        """Read the sampled tokens. Drop ended rows and return them, except the cancelled ones."""
+        """Read the sampled tokens. Drop rows that ended and return all but the cancelled ones."""
         if self.is_ahead:
             self._samples_ready.synchronize()
         samples = self._samples.tolist()

@@ -61,7 +61,7 @@ class ModelSampler:
 
     @property
     def stats(self) -> SchedulerStats:
-        """Counters of the scheduler, for all samplers that share it."""
+        """The scheduler's counters, which cover all samplers that share it."""
         return self.scheduler.stats
 
     def sample(

@@ -3,7 +3,7 @@
 In each iteration, the worker scores given tokens, admits new rows (computing common prefixes once),
 samples a token for each row, returns finished rows and runs a step for the others. On a GPU, the
 worker starts the step before it reads the sampled tokens, so both run at the same time. New
-requests join between two steps. The worker is started by the first request, and exits after being
+requests join between steps. The worker is started by the first request, and exits after being
 idle for a while. Samplers for several adapters of the same base model share a scheduler, and their
 rows share a batch.
 
@@ -36,7 +36,7 @@ from evert.trainers.engine.sampling.memory import is_out_of_memory
 from evert.trainers.engine.sampling.running_batch import RunningBatch, SampleRow
 from evert.trainers.engine.sampling.scoring import Scoring, score
 
-MAX_ROWS = 256  # maximum number of rows decoded together; more requests have to wait
+MAX_ROWS = 256  # maximum number of rows decoded together; any others have to wait
 
 CLOSED = (
     "This sampling client belongs to an embedded engine that is no longer in use. "
@@ -54,7 +54,7 @@ _GATHER_ROUNDS = 10
 
 @dataclass
 class SchedulerStats:
-    """Counters of a scheduler's work so far."""
+    """Counts of the work that a scheduler has done so far."""
 
     forward_passes: int = 0
     prompt_tokens: int = 0  # tokens computed for sampling or scoring; common prefixes count once
@@ -180,7 +180,7 @@ class Scheduler:
         return True
 
     def _try_fewer(self, rows: Sequence[SampleRow], error: Exception) -> None:
-        """If memory ran out, requeue the rows, to run half at a time. Otherwise, fail them."""
+        """If memory ran out, requeue the rows and halve the batch size. Otherwise, fail them."""
         if not is_out_of_memory(error) or len(rows) == 1:
             for row in rows:
                 _fail(row.request.future, error)

@@ -1,6 +1,6 @@
 """Stores the common prefix of many rows in a batch only once while the rows are decoded.
 
-The attention of all rows over this stem is a single matrix product, as in Hydragen and cascade
+All rows' attention to this stem is computed as a single matrix product, as in Hydragen and cascade
 attention. With many rows and a long common prompt, a step is two to four times faster than with
 copies.
 
@@ -20,7 +20,7 @@ from evert.trainers.engine.sampling.prefix_cache import KeyValues
 
 _LEAST_SAVED = 2048  # minimum number of token copies that a stem must save
 _LEAST_LENGTH = 128  # minimum number of tokens; shorter stems don't save time
-_ROWS = {"cpu": 32}  # rows to process at once, so that their scores fit into the CPU cache
+_ROWS = {"cpu": 32}  # rows to process at once, so that their scores fit in the CPU cache
 
 
 class Stem:

@@ -14,7 +14,7 @@ from evert.trainers.engine.common.errors import CheckpointError
 from evert.trainers.engine.store.checkpoints import KINDS, MANIFEST, CheckpointStore, parse_path
 
 _URL_SECONDS = 24 * 3600
-"""Validity that we report for URLs. In fact, ``file://`` URLs are valid while the file exists."""
+"""Reported lifetime of URLs. In fact, a ``file://`` URL is valid as long as its file exists."""
 
 
 def training_run(store: CheckpointStore, path: str) -> types.TrainingRun:

@@ -47,7 +47,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MANIFEST = "evert.json"
 OPTIMIZER = "optimizer.safetensors"
 _OLD = ".old-"
-"""Prefix of a checkpoint's folder while it is being replaced."""
+"""Prefix of a checkpoint folder's name while the checkpoint is being replaced."""
 _MOVING = threading.RLock()
 """Held while checkpoints are being moved, so that readers don't undo another thread's move."""
 
@@ -65,7 +65,7 @@ def default_root() -> Path:
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """The content of a checkpoint's ``evert.json``."""
+    """The contents of a checkpoint's ``evert.json``."""
 
     base_model: str
     """The base model's name as requested, or its stand-in's name."""
@@ -85,7 +85,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The content of a training run's ``run.json``."""
+    """The contents of a training run's ``run.json``."""
 
     base_model: str
     lora_rank: int | None
@@ -138,7 +138,7 @@ class CheckpointStore:
         *,
         overwrite: bool = True,
     ) -> str:
-        """Write a checkpoint and return its path. If this fails, an existing one is kept."""
+        """Write a checkpoint and return its path. If this fails, the old checkpoint is kept."""
         path = checkpoint_path(run_id, kind, name)
         folder = self.folder(path)
         if not overwrite and self.is_intact(path):
@@ -328,7 +328,7 @@ def _put_in_place(draft: Path, folder: Path) -> None:
 
 
 def _put_back(folder: Path) -> None:
-    """Recover after replacing a checkpoint was interrupted.
+    """Recover from an interrupted replacement of a checkpoint.
 
     If the new checkpoint is already in place, delete the old one. Otherwise, restore the old one.
     """

@@ -36,7 +36,7 @@ class Folded:
     stems: list[np.ndarray]
     tails: list[np.ndarray]
     owners: list[int]  # index of each tail's stem
-    places: np.ndarray  # [N] index of each row's tokens in the concatenated stems and tails
+    places: np.ndarray  # [N] indices of the rows' tokens in the concatenated stems and tails
 
 
 def families(rows: Sequence[np.ndarray]) -> list[Family]:
@@ -64,7 +64,7 @@ def families(rows: Sequence[np.ndarray]) -> list[Family]:
 
 
 def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
-    """Split rows into parts of at most ``budget`` padded tokens. A longer row is its own part."""
+    """Split rows into parts of at most ``budget`` padded tokens. Longer rows get their own."""
     fitting = [part for family in families(rows) for part in _split_family(rows, family, budget)]
     total = sum(_size([family]) for family in fitting)
     limit = budget

@@ -1,4 +1,4 @@
-"""Computes how many tokens fit into memory in one training pass.
+"""Computes how many tokens fit in memory in one training pass.
 
 If a pass wouldn't fit, each layer keeps only its input and is recomputed in the backward pass, and
 the batch is split into micro-batches. The gradient is a sum, so splitting doesn't change it.
@@ -17,7 +17,7 @@ from evert.trainers.engine.sampling.memory import free_bytes
 from evert.trainers.engine.sampling.prefill import chunk_tokens
 
 _SHARE = 2  # a training pass may use half of the free memory
-_ENOUGH_TOKENS = 2048  # if a pass of this size fits, checkpointing would be slower
+_ENOUGH_TOKENS = 2048  # if a pass of this size fits, checkpointing would only slow it down
 _LEAST_TOKENS = 256  # smaller micro-batches would be slow
 
 
@@ -30,7 +30,7 @@ class PassBudget:
     parallel: int = 1  # maximum number of micro-batches that run in parallel
 
     def smaller(self, lengths: Sequence[int]) -> "PassBudget | None":
-        """Return the next smaller budget for rows of these lengths, or None if impossible."""
+        """Return the next smaller budget for rows of these lengths, or None if there isn't one."""
         if self.parallel > 1:
             return replace(self, parallel=1)
         if not self.checkpointing:
@@ -73,7 +73,7 @@ def pass_budget(
     checkpointing: bool | None,
     gradient_bytes: int = 0,
 ) -> PassBudget:
-    """Decide how to split rows of these lengths so that a pass fits into ``free`` bytes.
+    """Decide how to split rows of these lengths so that a pass fits in ``free`` bytes.
 
     ``free`` defaults to the memory that is currently free. If ``checkpointing`` is None, layers
     are recomputed only if the pass wouldn't fit otherwise. ``gradient_bytes`` is the size of the
@@ -87,7 +87,7 @@ def pass_budget(
         checkpointing = largest * activation_bytes(config, dtype, checkpointing=False) > room
     token_bytes = activation_bytes(config, dtype, checkpointing=checkpointing)
     tokens = min(chunk, max(_LEAST_TOKENS, room // token_bytes))
-    # Leave room for one more pass, which has finished but whose gradient isn't accumulated yet.
+    # Leave room for one extra pass that has finished but whose gradient isn't accumulated yet.
     pass_bytes = max(tokens, *lengths) * token_bytes + logits + gradient_bytes
     fits = (lanes(device) + 1) * pass_bytes <= room
     return PassBudget(tokens, checkpointing, lanes(device) if fits else 1)

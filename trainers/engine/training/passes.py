@@ -2,7 +2,7 @@
 
 Llama-like models use the same forward pass as the sampler, and compute common prefixes once. All
 other models use transformers' forward pass. Large logits are computed in slices. For the other
-models, this is possible only if the logits are the plain output of the output layer, which we check
+models, this is possible only if the logits are the output layer's unmodified output, which we check
 once on a few tokens.
 """
 
@@ -48,7 +48,7 @@ class Passes:
         return int(self.model.get_input_embeddings().weight.shape[0])
 
     def set_checkpointing(self, enabled: bool) -> None:
-        """Set whether backward passes recompute each layer from now on."""
+        """Set whether future backward passes recompute each layer."""
         base: Any = base_of(self.model)
         if enabled == self._checkpointing or not base.supports_gradient_checkpointing:
             return

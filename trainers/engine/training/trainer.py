@@ -1,7 +1,7 @@
 """Trains a model: forward and backward passes, optimizer steps, saving and loading.
 
 Calls run in order on the training client's worker thread, but the passes within a call may run in
-parallel. Data is split into micro-batches that fit into memory, and into smaller ones if we run out
+parallel. Data is split into micro-batches that fit in memory, and into smaller ones if we run out
 of memory. Since each loss is a sum over tokens, adding up the gradients of the micro-batches gives
 the gradient of the whole batch.
 """
@@ -59,7 +59,7 @@ class Trainer:
         """Create a trainer for all parameters that require gradients.
 
         If ``checkpointing`` is None, layers are recomputed only if a pass wouldn't fit otherwise.
-        ``check_needed`` is called before each micro-batch and can raise to stop the pass.
+        ``check_needed`` is called before each micro-batch and can raise an error to stop the pass.
         """
         self.model = model
         self.tokenizer = tokenizer
@@ -141,7 +141,7 @@ class Trainer:
         )
 
     def save_weights(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Save the tokenizer and the model or adapter, or ``state`` from ``copy_weights``."""
+        """Save the tokenizer and the current weights (or ``state``, an earlier copy of them)."""
         options: dict[str, Any] = {} if state is None else {"state_dict": state}
         if hasattr(self.model, "peft_config"):
             options["save_embedding_layers"] = False  # large, and unchanged from the base model
@@ -241,7 +241,7 @@ class Trainer:
             base_of(self.model).config,
             self.passes.dtype,
             device,
-            checkpointing=self._checkpointing if backward else True,  # forward needs less memory
+            checkpointing=self._checkpointing if backward else True,  # a forward pass needs less
             gradient_bytes=sum(p.nbytes for p in self._trained_parameters().values()),
         )
         before = self._gradient() if backward else {}

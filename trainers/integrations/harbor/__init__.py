@@ -7,7 +7,7 @@ The public API is in ``evert.harbor``.
     options.py      validate the user's trial options
     profiles.py     evert's default settings for each Harbor agent
     agent.py        ``HarborAgent``: a trial as an agent
-    plan.py         Dockerfile instructions that work without an image
+    plan.py         emulates a task's Dockerfile without building an image
     bubblewrap.py   ``Bubblewrap``: a Harbor environment without containers
     inside.py       the program that runs commands in that environment
 """

@@ -65,21 +65,21 @@ class TrialError(EvertError, RuntimeError):
 
 
 class HarborAgent:
-    """A Harbor trial as an agent. Tasks are paths of task folders.
+    """A Harbor trial as an agent. Each task is the path of a task folder.
 
     Args:
-        agent: The name of a Harbor agent, an import path 'package.module:Class', or a dict with
-            Harbor's ``AgentConfig``: ``{"name": "terminus-2", "kwargs": {"max_turns": 20}}``.
+        agent: The name of a Harbor agent, an import path 'package.module:Class', or a dict of
+            ``AgentConfig`` fields: ``{"name": "terminus-2", "kwargs": {"max_turns": 20}}``.
         environment: Where to run the task: the name of a Harbor environment ("docker", "modal"),
-            "bubblewrap" for evert's sandbox, an import path, or a dict with Harbor's
-            ``EnvironmentConfig``.
+            "bubblewrap" for evert's sandbox, an import path, or a dict of
+            ``EnvironmentConfig`` fields.
         reward: Name of the verifier's reward to use (default: "reward", or the only reward).
-        installed: Local folders that contain the agent's program, for use with the sandbox. The
-            folders and their dependencies are made visible there, and Harbor installs nothing.
+        installed: Local folders that contain the agent's program, for use with the sandbox. They
+            and their dependencies are made visible in it, and Harbor installs nothing.
         lean: Whether to shorten the agent's first prompt, if the agent supports that (see
             ``docs/harbor.md`` for the lengths).
         host: Interface to serve the model on, optionally with a port: "0.0.0.0:8443". Agents in a
-            container cannot reach loopback; agents that run outside, like terminus-2, can.
+            container cannot reach loopback; agents that run outside it, like terminus-2, can.
         serve_address: URL to give the agent instead of ``host``, for example if it connects
             through a tunnel or a TLS proxy.
         trials_dir: Where to keep Harbor's trial folders. By default, they are removed.
@@ -189,7 +189,7 @@ def _classes(config: Any, reached: str) -> tuple[Any, Any]:
     Raises:
         InvalidAgentError: The agent cannot use this model.
     """
-    # stop LiteLLM from downloading prices
+    # stop LiteLLM from downloading model prices
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     from harbor.trial.trial import Trial
 

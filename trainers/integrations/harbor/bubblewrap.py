@@ -6,9 +6,9 @@ The sandbox shares this machine's system folders, read-only. The rest of its roo
 with the files that the task's Dockerfile copies (``plan.py``). ``/tmp``, processes and loopback are
 isolated (``evert.agents.sandbox``), and only the episode's model can be reached.
 
-A single sandbox exists from ``start`` to ``stop``, and ``inside.py`` runs all commands in it. Files
-are copied through stdin and stdout of a command rather than by path, because the agent could
-replace any path with a symlink.
+One sandbox lives from ``start`` to ``stop``, and ``inside.py`` runs all commands in it. Files are
+copied through a command's stdin and stdout rather than by path, because the agent could replace any
+path with a symlink.
 """
 
 # pyright: reportMissingImports=false
@@ -48,10 +48,10 @@ VARIABLES = {
 """Default environment variables for commands; the task and the agent can override them."""
 
 LONGEST_OUTPUT = 2**24
-"""Maximum bytes to read from the end of a command's output."""
+"""Maximum number of bytes to read from the end of a command's output."""
 
 MOVED = 600.0
-"""Timeout for copying files in or out, in seconds; the same as in Harbor's environments."""
+"""Timeout in seconds for copying files in or out; the same as in Harbor's own environments."""
 
 PATIENCE = 5.0
 """Seconds to wait for a sandbox to exit before killing it."""
@@ -102,7 +102,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         self._plan = ImagePlan.of(name, folder, self.task_env_config)
 
     async def start(self, force_build: bool) -> None:
-        """Copy the files, and start the sandbox."""
+        """Copy the task's files and start the sandbox."""
         if problem := sandbox_problem():
             raise SandboxBuildFailedError(f"Cannot create a sandbox for the task: {problem}.")
         self._folder = Path(tempfile.mkdtemp(prefix="evert-harbor-"))
@@ -191,7 +191,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         await self._move(["sh", "-ec", script, "-", source_path], read_output=keep)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """Copy the contents of a folder out of the environment, except links that lead outside."""
+        """Copy a folder's contents out of the environment, skipping links that point outside it."""
         await self._move(
             ["tar", "-cf", "-", "-C", source_dir, "."],
             read_output=lambda out: extract_dir(out, target_dir),

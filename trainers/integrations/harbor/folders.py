@@ -16,7 +16,7 @@ TASK, PARTS = "task.toml", ("instruction.md", "environment", "tests")
 """The file that identifies a task folder, and the other required files and folders."""
 
 ONE_IN = 5
-"""By default, hold out one in this many tasks."""
+"""By default, one in this many tasks is held out."""
 
 
 class TaskFolders:

@@ -1,8 +1,8 @@
-"""Run commands inside a sandbox on behalf of ``bubblewrap.py``, which runs outside.
+"""Run commands inside a sandbox on behalf of ``bubblewrap.py``, which runs outside it.
 
     python -I -S inside.py
 
-This is the sandbox's init process, so background processes of a command (a terminal, a server) keep
+This is the sandbox's init process, so a command's background processes (a terminal, a server) keep
 running until the sandbox stops. Its stdin is a socket. Each message contains five file descriptors:
 a socket for one command, a JSON file with the command ("argv", "cwd", "env"), and the command's
 stdin, stdout and stderr. We send the exit status over the command's socket. If the socket is closed

@@ -22,7 +22,7 @@ SANDBOX, SANDBOX_PATH = "bubblewrap", "evert.harbor:Bubblewrap"
 """Name of evert's environment, and its import path for Harbor."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Default ``PATH`` with the system's programs."""
+"""Default ``PATH``: the folders of the system's programs."""
 
 OURS = {"task", "trial_name", "job_id", "source_trial"}
 """Fields of Harbor's ``TrialConfig`` that are set by evert, so users cannot set them."""
@@ -35,10 +35,10 @@ class TrialOptions:
     """The agent, environment and other options of a trial.
 
     Args:
-        agent: Name of a Harbor agent, an import path, or a dict with Harbor's ``AgentConfig``.
-        environment: Name of a Harbor environment, "bubblewrap", an import path, or a dict with
-            Harbor's ``EnvironmentConfig``.
-        installed: Local folders with the agent's program, which Harbor then does not install.
+        agent: Name of a Harbor agent, an import path, or a dict of ``AgentConfig`` fields.
+        environment: Name of a Harbor environment, "bubblewrap", an import path, or a dict of
+            ``EnvironmentConfig`` fields.
+        installed: Local folders with the agent's program. If given, Harbor installs no agent.
         lean: Whether to shorten the agent's first prompt.
         **options: Other fields of Harbor's ``TrialConfig``.
 
@@ -100,7 +100,7 @@ class TrialOptions:
     def config(self, folder: str | Path, trials: str, **connection: Any) -> Any:
         """Return Harbor's config for a trial of the task in ``folder``.
 
-        Harbor writes the trial's folder to ``trials``. ``connection`` contains the fields that
+        Harbor creates the trial's folder in ``trials``. ``connection`` contains the fields that
         connect the agent to its model. Fields set by the user take precedence.
 
         Raises:

@@ -123,7 +123,7 @@ class ImagePlan:
 
 
 def _leads_elsewhere(folder: Path) -> bool:
-    """Return whether a folder has links that may lead outside. COPY could write through them."""
+    """Return whether a folder has links that may leave it. COPY could write through them."""
     links = [path for path in folder.resolve().rglob("*") if path.is_symlink()]
     return any(to.is_absolute() or ".." in to.parts for to in map(Path.readlink, links))
 

@@ -1,8 +1,8 @@
 """Default settings for Harbor's agents, which users can override.
 
 ``QUIET`` is always used. It disables retries, timeouts while the trainer samples, and model calls
-that don't serve the task, such as for titles or memories. ``LEAN`` is used with ``lean=True``. It
-keeps the task, but removes most of the rest of the first prompt.
+that don't serve the task, such as those for titles or memories. ``LEAN`` is used with
+``lean=True``. It keeps the task, but removes most of the rest of the first prompt.
 
 A profile contains fields of Harbor's ``AgentConfig``, "files" to write into the environment, and
 "completes_arguments", which says whether the agent fills in tool call arguments before sending them
@@ -23,7 +23,7 @@ AIDER = {
     ).lower()
     for flag in aider_chat.QUIET
 }
-"""Aider's flags as environment variables, because Harbor only passes a few of the flags."""
+"""Aider's flags as environment variables, because Harbor only passes on a few of them."""
 
 CODEX = openai_codex.CONFIG.replace("{lean_settings}\n", "").replace("{lean_features}\n", "")
 INSTRUCTIONS = "/root/.evert/instructions.md"
@@ -36,7 +36,7 @@ CLAUDE = {
 }
 
 TOOLS = ("list", "glob", "grep", "task", "todowrite", "webfetch", "skill", "question", "patch")
-"""opencode tools that ``LEAN`` disables. The shell and the tool to read files remain."""
+"""opencode tools that ``LEAN`` disables. The shell and the file-reading tool remain."""
 
 NEVER = 86_400_000
 """One day in milliseconds. Timeouts must be long, as a reply may have to wait for a full batch."""

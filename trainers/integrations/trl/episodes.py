@@ -2,7 +2,7 @@
 
 TRL trains on one token sequence per rollout. If an episode has several lineages, we keep the last
 one that has sampled tokens, with the reward of the whole episode. The others are only counted.
-Episodes that failed or have no tokens become a row that is completely masked.
+An episode that failed or has no tokens becomes a fully masked row.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class TrlResult:
     """The sum of all rewards; None if the agent failed and the episode is excluded."""
     metrics: dict[str, float]
     failure: Failure | None
-    """How the agent failed, if it did, even if ``on_agent_error`` gave the episode a reward."""
+    """The agent's failure, if any. Also set if ``on_agent_error`` gave the episode a reward."""
 
 
 async def play(env: ChatAgentEnv, policy: TokenCompleter) -> TrlResult:
@@ -56,7 +56,7 @@ async def play(env: ChatAgentEnv, policy: TokenCompleter) -> TrlResult:
 
 
 def with_all_ends(episodes: Sequence[TrlResult]) -> list[dict[str, float]]:
-    """Return the episodes' metrics. Stop reasons that an episode doesn't have are set to 0.
+    """Return the episodes' metrics, with missing stop reasons set to 0.
 
     The mean of ``stop/REASON`` is then the fraction of episodes that stopped for that reason.
     """

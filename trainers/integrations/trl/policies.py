@@ -34,9 +34,9 @@ NEUTRAL = {
     "min_p": (0.0, None),
     "repetition_penalty": (1.0,),
 }
-"""Trainer settings that affect the sampling distribution, and the values that have no effect."""
+"""Trainer settings that can alter the sampling distribution, each with its neutral values."""
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
-"""Types of distributed training where no process has all of the weights."""
+"""Types of distributed training in which no process has all of the weights."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class TrlPolicy:
     policy: TokenCompleter
     context_length: int
     has_logprobs: bool
-    """Whether it returns log-probabilities of the distribution that it samples from."""
+    """Whether the policy returns log-probabilities under the distribution that it samples from."""
 
 
 @contextmanager
 def sampling(trainer: Any, engine: Engine, number: int) -> Iterator[TrlPolicy]:
-    """Yield the policy for the trainer's current step. It is only valid inside the context."""
+    """Yield the policy for the trainer's current step. It is only valid inside the block."""
     check(trainer)
     model = trainer.accelerator.unwrap_model(trainer.model)
     room = context_length(model)

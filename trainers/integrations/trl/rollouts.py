@@ -128,9 +128,9 @@ class Rollouts:
         """Play one episode per prompt. This is the ``rollout_func`` that TRL calls.
 
         Returns:
-            A dict with one row per prompt: ``prompt_ids``, ``completion_ids``, ``env_mask`` and
-            ``logprobs``, and ``task``, ``episode_reward`` and ``episode_metrics`` for reward
-            functions. ``logprobs`` is None if they are not available at the sampling temperature.
+            A dict of columns with one row per prompt: ``prompt_ids``, ``completion_ids``,
+            ``env_mask`` and ``logprobs``, plus ``task``, ``episode_reward`` and ``episode_metrics``
+            for reward functions. ``logprobs`` is None if unavailable at the sampling temperature.
 
         Raises:
             AgentError: All episodes failed.
@@ -186,7 +186,7 @@ class Rollouts:
         return await side_by_side(map(play_task, tasks))
 
     def _options_with(self, source: TrlPolicy, trainer: Any) -> EnvOptions:
-        """Add a renderer and the limits of the model and the trainer to the options."""
+        """Add a renderer, and the model's and the trainer's limits, to the options."""
         renderer = self._options.get("renderer")
         if renderer is None:
             model = str(trainer.accelerator.unwrap_model(trainer.model).config.name_or_path)
@@ -251,8 +251,8 @@ def _check_options(agent: Agent, options: EnvOptions) -> None:
     reasons = {
         "seats": "only supports one policy and one token sequence per rollout. Use the Cookbook's "
         "training loop for agents with several seats",
-        "group_reward": "may split a group across processes. Pass a second reward function to "
-        "GRPOTrainer, which receives task and episode_reward",
+        "group_reward": "may split a group across processes. Pass GRPOTrainer a second reward "
+        "function, which receives task and episode_reward",
     }
     for name, reason in reasons.items():
         if name in options:

@@ -18,7 +18,7 @@ from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import EvertError
 
 REPORT = ("lineages", "drift", "tools_offered", NO_CALL, STOP_METRIC_PREFIX)
-"""Prefixes of metrics about the Env's tokens and how it ended, which we drop here."""
+"""Prefixes of the metrics that we drop: those about the Env's tokens and how it ended."""
 
 
 async def play_at(

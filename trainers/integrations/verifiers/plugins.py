@@ -27,7 +27,7 @@ from evert.trainers.integrations.verifiers.answered_outside import play_at
 
 
 class AgentTaskData(vf.TaskData):  # type: ignore[misc]
-    """A task for the agent, which must be JSON-serializable."""
+    """A JSON-serializable task for the agent."""
 
     task: Any
 
@@ -57,7 +57,7 @@ class AgentHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
     Attributes:
         agent: Import path of the agent, 'package.module:name'.
         policy_names: Model names that refer to the policy, as in ``ChatAgentEnv``.
-        agent_timeout: Maximum seconds between two calls by the agent. None disables the timeout.
+        agent_timeout: Maximum seconds between two of the agent's calls. None disables the timeout.
     """
 
     agent: str = ""

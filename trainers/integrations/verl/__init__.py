@@ -9,5 +9,5 @@ The public API is in ``evert.verl``. An episode uses these files, in this order:
 
 There is also:
 
-    dataset.py      writes tasks to a Parquet file for verl, and reads them back from a row
+    dataset.py      writes tasks to a Parquet file for verl, and reads a task back from a row
 """

@@ -44,8 +44,8 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         renderer_name: The Cookbook renderer. Defaults to the one that matches the model's name.
         branches: How to train on episodes with several token sequences: "all" creates an output for
             each sequence. "last" creates one for the last sequence, and counts the others in
-            ``lineages_left_out``. Defaults to "all" if the trainer supports it, and else "last".
-        task: Where to find the task in a row of the dataset: a dotted path, or "row" for the whole
+            ``lineages_left_out``. Defaults to "all" if the trainer supports it, otherwise "last".
+        task: Where to find the task in a dataset row: a dotted path, or "row" for the whole
             row. Defaults to the path that ``write_dataset`` uses; rows without it have no task.
         name: Name of the loop in the YAML file.
         tools: verl's tools. Unused, because agents have their own tools.
@@ -120,7 +120,7 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
             generate_sequences=policy.seconds, num_preempted=policy.preempted
         )
         first, last = policy.versions
-        if env.turns == 0:  # nothing was sampled, so report the current weights
+        if env.turns == 0:  # nothing was sampled, so report the current weight version
             first = last = int(row.get("global_steps", 1)) - 1
         fields = {"min_global_steps": first, "max_global_steps": last}
         blank = self.tokenizer.eos_token_id or 0

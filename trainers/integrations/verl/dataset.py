@@ -1,4 +1,4 @@
-"""Write tasks to a Parquet file for verl, and read them back from a row.
+"""Write tasks to a Parquet file for verl, and read a task back from a row.
 
 Tasks are stored as JSON in ``extra_info.task_json``, so that agents receive them unchanged. Parquet
 itself would force all tasks to have the same keys with the same types. For other datasets, set the
@@ -20,7 +20,7 @@ TASK_PATH = "extra_info.task_json"
 """Where ``write_dataset`` stores the task in a row."""
 
 WHOLE_ROW = "row"
-"""Special path that makes the whole row the task, as a dict."""
+"""Special path: the task is the whole row, as a dict."""
 
 
 def write_dataset(
@@ -37,7 +37,7 @@ def write_dataset(
         tasks: A sequence of tasks, or its import path 'package.module:name'. Tasks must be
             JSON-serializable: numbers, strings, lists and dicts.
         agent_name: The ``name`` of the agent loop in the YAML file that should play the tasks.
-        data_source: The name that verl uses to report validation results on these tasks.
+        data_source: The name under which verl reports validation results on these tasks.
 
     Raises:
         InvalidDatasetError: There are no tasks, or a task is not JSON-serializable.

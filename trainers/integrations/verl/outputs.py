@@ -1,4 +1,4 @@
-"""Convert a trajectory to verl outputs, either one per lineage or only the last lineage."""
+"""Convert a trajectory to verl outputs: one per lineage, or one for the last lineage only."""
 
 # pyright: reportMissingImports=false
 

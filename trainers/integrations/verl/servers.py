@@ -83,7 +83,7 @@ class ServerPolicy(TokenCompleter):
         return prompt
 
     def _stops(self, stop: StopCondition) -> dict[str, Any]:
-        """Return stop settings. Special tokens must be ids, since the server's text omits them."""
+        """Return stop settings. Special tokens become ids, since the server's text omits them."""
         control = self._tokenizer.get_added_vocab()
         ids = [mark if isinstance(mark, int) else control.get(mark) for mark in stop]
         texts = [mark for mark in stop if isinstance(mark, str) and mark not in control]

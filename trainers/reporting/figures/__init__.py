@@ -2,12 +2,12 @@
 
 In reading order:
 
-    colours.py       colours of runs
+    colours.py       colours for runs
     style.py         shared style: colours, sizes and line labels; and ``save``
-    curves.py        metrics by step or time, and the rewards of a run
+    curves.py        metrics over steps or time, and a run's rewards
     bars.py          scores with confidence intervals, and where the time went
-    pass_at_plot.py  pass@k by k
-    sweep.py         the runs of a sweep as parallel coordinates
-    formatting.py    formatting of numbers and long texts
-    metrics.py       a run's metrics by step
+    pass_at_plot.py  pass@k against k
+    sweep.py         a sweep's runs as parallel coordinates
+    formatting.py    formatting numbers and long texts
+    metrics.py       a run's per-step metrics
 """

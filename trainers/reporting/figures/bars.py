@@ -1,4 +1,4 @@
-"""Bar charts of the success rates of models with 95% intervals, and of where the time went.
+"""Bar charts of models' success rates with 95% intervals, and of where the time went.
 
 The bars are horizontal to leave room for long names. Rates, intervals and counts are shown next to
 them.
@@ -17,9 +17,9 @@ from evert.trainers.reporting.figures.style import INK, SMALL, SOFT, Axes, plain
 
 SPLITS = {"train": "seen in training", "test": "held out"}
 PARTS = (("#22405c", "#ffffff"), ("#5b86a8", "#ffffff"), ("#a5c0d6", INK), ("#dbe4ec", INK))
-"""Colours of the parts of the time, and of the numbers shown on them."""
+"""Colours of the segments of a time bar, and of the numbers shown on them."""
 LONGEST = 28
-"""Maximum length of a bar's name."""
+"""Maximum length of a bar's label."""
 
 
 def draw_splits(title: str, scores: Sequence[Score]) -> Figure:
@@ -74,7 +74,7 @@ def _draw_share(axes: Axes, place: float, score: Score, colour: str) -> None:
 
 
 def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]) -> Figure:
-    """Draw one bar per run, showing how its time was spent. Skip runs with None (not recorded)."""
+    """Draw one bar per run, showing how its time was spent. Skip None (time not recorded)."""
     pairs = zip(style.short_names(labels), spent, strict=True)
     rows = [(plain(name, LONGEST), parts) for name, parts in pairs if parts]
     totals = [sum(parts.values()) or 1.0 for _, parts in rows]

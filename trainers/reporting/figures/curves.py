@@ -1,4 +1,4 @@
-"""Line charts of a metric by step or by time, for one or more runs.
+"""Line charts of a metric over steps or time, for one or more runs.
 
 Long curves are drawn as a faint raw line and a bold smoothed line. Short curves have markers.
 """
@@ -54,7 +54,7 @@ def draw_panel(
 
 
 def draw_run(title: str, train: Curve, held_out: Curve) -> Figure:
-    """Draw the rewards of a run by step (left) and by time (right)."""
+    """Draw a run's rewards over steps (left) and over time (right)."""
     figure, (by_step, by_clock) = new_figure(9.6, 3.6, 2)
     by_clock.sharey(by_step)
     lines = _rewards(train, held_out)
@@ -98,7 +98,7 @@ def _draw(
 def _settle(axes: Axes, unit: str, lines: Sequence[Line]) -> None:
     """Set the limits of the y axis. Include 0 and 1 for fractions, and 0 for flat lines.
 
-    Intervals can make the axis at most three times as long. Beyond that, they are clipped.
+    Intervals can make the axis at most three times as long, and are clipped beyond that.
     """
     scores = [score for _, curve, *_ in lines for score in curve.scores]
     if not scores:
@@ -127,7 +127,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def mean(runs: Sequence[Curve]) -> Curve:
-    """Return the mean over runs, for all steps that every run has."""
+    """Return the mean over runs at each step that all runs have."""
     scores = [dict(zip(run.steps, run.scores, strict=True)) for run in runs]
     steps = sorted(set.intersection(*map(set, scores))) if scores else []
     means = [sum(curve[step] for curve in scores) / len(scores) for step in steps]

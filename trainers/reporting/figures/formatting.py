@@ -19,7 +19,7 @@ def count(value: float | None) -> str:
 
 
 def dollars(value: float | None) -> str:
-    """Format dollars with cents, or with three significant digits if less than one dollar."""
+    """Format a dollar amount with cents, or with three significant digits below one dollar."""
     if value is None:
         return "unknown"
     return f"${value:,.2f}" if value >= 0.995 or value == 0 else f"${value:.3g}"

@@ -1,4 +1,4 @@
-"""Computes curves and times from a run's metrics by step.
+"""Computes curves and times from a run's per-step metrics.
 
 A row contains the Cookbook's metrics for a step. Rows are read from ``metrics.jsonl`` by
 ``rundir/metrics.py``. ``read_curve`` returns the curve of a metric, and ``curves`` those of the
@@ -35,7 +35,7 @@ class Curve:
     """Training time so far."""
     scores: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
-    """Half the width of each score's 95% interval (NaN: unknown). Empty without intervals."""
+    """Half the width of each score's 95% interval (NaN if unknown). Empty without intervals."""
 
 
 def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tuple[Curve, Curve]:
@@ -67,7 +67,7 @@ def is_number(value: object) -> bool:
 
 
 def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the seconds of training before each step, followed by the total."""
+    """Return the training time in seconds before each step, followed by the total."""
     times = [0.0]
     for row in rows:
         times.append(times[-1] + row.get("time/total", 0.0))

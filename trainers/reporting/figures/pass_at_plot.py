@@ -1,4 +1,4 @@
-"""Plot pass@k by k, which shows how much more a model can solve with more attempts."""
+"""Plot pass@k against k, to show how much more a model can solve with more attempts."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from evert.trainers.reporting.figures.colours import COLOURS
 
 
 def draw_pass_at(title: str, scores: Sequence[Score]) -> Figure:
-    """Plot pass@k by k with 95% intervals, and one line per model and split."""
+    """Plot pass@k against k, with 95% intervals and one line per model and split."""
     figure, (axes,) = style.new_figure(6.0, 3.6)
     names = style.short_names([f"{score.model}, {score.split}" for score in scores])
     looks = [(colour, dashes) for dashes in style.DASHES for colour in COLOURS]

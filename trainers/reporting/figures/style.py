@@ -1,4 +1,4 @@
-"""Shared style of all plots: colours, sizes, labels at the ends of lines; and saving as PNG.
+"""Style shared by all plots (colours, sizes, labels at the ends of lines), and saving as PNG.
 
 Matplotlib is only used in this folder. We avoid ``pyplot``, because it looks for a display and
 keeps all figures in memory.
@@ -19,7 +19,7 @@ from evert.trainers.system.files import write_whole
 Axes: TypeAlias = Any
 """Matplotlib's ``Axes``, whose methods are mostly untyped."""
 End: TypeAlias = tuple[str, float, float, str]
-"""The end of a line: name, x, y and colour."""
+"""The end point of a line: its name, x, y and colour."""
 
 PAPER, INK, SOFT, GRID = "#ffffff", "#1d2329", "#56616c", "#e4e8ec"
 DASHES = ("-", "--")
@@ -49,7 +49,7 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, l
 
 
 def head(axes: Axes, title: str, about: str) -> None:
-    """Add a title, with a description of the quantity and its unit below it."""
+    """Add a title and, below it, a description of the quantity and its unit."""
     axes.set_title(plain(title, 90), loc="left", fontsize=TITLE, weight="bold", color=INK, pad=20)
     axes.annotate(plain(about, 110), (0, 1), xytext=(0, 7), xycoords="axes fraction",
                   textcoords="offset points", fontsize=SMALL, color=SOFT)  # fmt: skip
@@ -75,7 +75,7 @@ def name_ends(axes: Axes, ends: Sequence[End]) -> None:
 
 
 def apart(places: Sequence[float], least: float) -> list[float]:
-    """Move positions until they are ``least`` apart or more, within [0, 1] if possible."""
+    """Move positions so that they are at least ``least`` apart, within [0, 1] if possible."""
     moved, low, high = sorted(places), -1.0, 1.0
     for number, place in enumerate(moved):
         low = moved[number] = max(place, low + least)
@@ -87,7 +87,7 @@ def apart(places: Sequence[float], least: float) -> list[float]:
 
 
 def plain(text: str, limit: int) -> str:
-    """Shorten long text in the middle, and escape dollar signs, which Matplotlib treats as math."""
+    """Cut the middle out of long text, and escape dollar signs, which Matplotlib treats as math."""
     if len(text) > limit:
         half = (limit - 1) // 2
         text = f"{text[: limit - 1 - half]}…{text[-half:]}"
@@ -107,7 +107,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def clock_unit(seconds: float) -> tuple[str, float]:
-    """Return a suitable unit for a duration, and its length in seconds."""
+    """Return a suitable unit for a duration, and that unit's length in seconds."""
     return next((unit for unit in UNITS if seconds >= 2 * unit[1]), ("seconds", 1.0))
 
 

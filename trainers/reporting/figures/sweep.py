@@ -53,7 +53,7 @@ def draw_sweep(
     runs: Sequence[tuple[Mapping[str, Any], float]],
     objective: str,
 ) -> Figure:
-    """Draw completed runs. Each run is a pair: its values by scale title, and its objective."""
+    """Draw completed runs. Each run is a pair: its values (by scale title) and its objective."""
     by_score = sorted(runs, key=lambda run: run[1])
     low, high = by_score[0][1], by_score[-1][1]
     last = Scale(objective, low=low, high=high) if low < high else Scale(objective, [low])

@@ -12,7 +12,7 @@ import evert
 
 
 def score(result, task):
-    """Return the reward for the output of the command."""
+    """Return the reward for the command's output."""
     return reward(result.stdout.strip(), task)
 
 

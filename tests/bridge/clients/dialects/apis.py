@@ -1,4 +1,4 @@
-"""The four APIs under test: a minimal request body and the fields of each, and sample replies."""
+"""The four APIs under test, each with a minimal request body and its fields, and sample replies."""
 
 import inspect
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class Api:
     dialect: type[Dialect]
     least: Fields
     settings: dict[str, FieldPolicy]
-    """Field policies by the name of the enclosing field ("" is the top level of the body)."""
+    """Field policies, keyed by the enclosing field's name ("" for the top level of the body)."""
     sdk: Callable[[], set[str]]
 
     def read(self, **fields: Any) -> ChatRequest:

@@ -1,6 +1,6 @@
 """Requests and responses as they appear in SDK READMEs and examples and in agent frameworks.
 
-1. A table of requests and how evert reads each. Anything evert cannot honour is rejected or listed.
+1. A table of requests and how evert reads each. What evert cannot honour is rejected or listed.
 2. A table of responses: fields that SDK users access without checking for None.
 """
 

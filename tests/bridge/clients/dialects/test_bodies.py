@@ -1,5 +1,5 @@
-"""Request bodies are parsed like the standard library would, within limits, and off the event loop
-if they are long. Server-sent events arrive unchanged whichever client reads them."""
+"""Request bodies are parsed as the standard library would parse them, within limits, and off the
+event loop if long. Server-sent events arrive unchanged, whichever client reads them."""
 
 import asyncio
 import json

@@ -48,7 +48,7 @@ REFUSED: dict[str, list[Any]] = {
     "responseModalities": [["IMAGE"], ["TEXT", "AUDIO"]],
     "audioTranscriptionConfig": [{}],
 }  # fmt: skip
-"""Values to test for refused fields (default: an arbitrary object)."""
+"""Values to send in fields that are refused (default: an arbitrary object)."""
 
 every_policy = pytest.mark.parametrize(
     ("name", "within"), [(name, within) for name, api in APIS.items() for within in api.settings]
@@ -237,7 +237,7 @@ def field(name: str, **beside: Any) -> Make:
 
 
 def second(name: str, first: Fields) -> Make:
-    """Return a function that builds a body in which this list holds `first` and a given value."""
+    """Return a function that builds a body in which this list is `first` and a given value."""
     return lambda value: {name: [first, value]}
 
 
@@ -415,11 +415,11 @@ def history(name: str, answer: Any) -> Fields:
 
 
 ECHOES: list[Callable[[str], str]] = [str, str.strip, "\n\n {} \n".format, str.rstrip]
-"""Ways in which agents change a text before they send it back."""
+"""Ways in which agents alter a text before sending it back."""
 
 
 def echo_of(value: Any, echo: Callable[[str], str]) -> Any:
-    """Apply `echo` to all texts of an answer except its thoughts."""
+    """Apply `echo` to every text in an answer, except its thoughts."""
     if isinstance(value, list):
         return [echo_of(item, echo) for item in value]
     if not isinstance(value, dict) or value.get("thought") or value.get("type") == "reasoning_text":

@@ -121,7 +121,7 @@ BODIES = {
     "/v1beta/models/policy:streamGenerateContent": GEMINI,
 }
 WHOLE = {"/v1beta/models/policy:streamGenerateContent": "/v1beta/models/policy:generateContent"}
-"""Paths for non-streamed responses, in APIs that do not select streaming with a field."""
+"""Non-streaming counterparts of paths, in APIs that select streaming by path, not by a field."""
 COUNTS = {"/v1/messages/count_tokens": ANTHROPIC, "/v1beta/models/policy:countTokens": GEMINI}
 every_api = pytest.mark.parametrize("path", BODIES)
 
@@ -369,7 +369,7 @@ async def play(bodies: list[tuple[str, bytes]], reply: str) -> None:
 
 FORCING = {"tool_choice", "response_format", "text", "toolConfig", "generationConfig"}
 OPEN = {path: {name: body[name] for name in body.keys() - FORCING} for path, body in BODIES.items()}
-"""Bodies without fields that force a format or a tool call."""
+"""The bodies, minus any fields that force a format or a tool call."""
 
 
 @st.composite

@@ -183,7 +183,7 @@ async def test_a_call_whose_client_disconnected_is_given_up(monkeypatch: Patch) 
 
     env = await start(agent)
     await asyncio.sleep(0.6)
-    between = await step(env, "first")  # no client is waiting for this reply anymore
+    between = await step(env, "first")  # no client is waiting for this reply any longer
     assert not between.episode_done
     assert "Again" in prompt_renderer(None).decode(between.next_observation.to_ints())
     assert (await step(env, "second")).reward == 1.0

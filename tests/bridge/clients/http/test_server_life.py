@@ -67,7 +67,7 @@ async def play(agent: Any = asking) -> float:
 
 
 async def abandon(addresses: list[Address]) -> ChatAgentEnv:
-    """Start an episode that requests an address, and return its Env without closing it."""
+    """Start an episode whose agent requests an address; return its Env without closing it."""
 
     async def agent(client: AgentClient) -> float:
         addresses.append(client.serve())
@@ -288,7 +288,7 @@ def test_loops_in_threads_have_their_own_servers() -> None:
     assert len(ports) == 3
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking a multi-threaded process
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forks a multi-threaded process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 async def test_a_fork_inherits_no_sockets_and_serves_its_own_address() -> None:
     results = multiprocessing.get_context("fork").SimpleQueue()

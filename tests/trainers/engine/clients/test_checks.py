@@ -103,7 +103,7 @@ def test_a_wrong_optimizer_step_is_refused_and_keeps_the_gradient(training: Any)
     wrong: list[tuple[dict[str, float], str]] = [
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"learning_rate": -1.0}, "learning_rate=-1.0; expected a number of 0 or more"),
-        ({"beta2": 1.0}, "beta2=1.0; expected a number from 0 to below 1"),
+        ({"beta2": 1.0}, "beta2=1.0; expected a number of at least 0 and less than 1"),
         ({"weight_decay": float("inf")}, "weight_decay=inf"),
     ]
     for adam, text in wrong:

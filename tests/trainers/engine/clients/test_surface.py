@@ -176,7 +176,7 @@ def test_the_cookbook_downloads_weights(engine: Engine, training: Any, tmp_path:
     assert not list(engine.store.root.glob("*/external_weights/*"))
     external = training.save_weights_external("x").result().path
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the SDK uses a client's future as the client
+        warnings.simplefilter("ignore")  # the SDK uses a client's future as if it were the client
         for i, path in enumerate((state, external)):
             folder = weights.download(tinker_path=path, output_dir=str(tmp_path / str(i)))
             downloaded = safetensors.torch.load_file(Path(folder) / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Loading models: imports finish before threads can race for them; GPT-2 supports no adapter."""
+"""Loading models: imports finish before threads can race for them; GPT-2 supports no adapters."""
 
 from pathlib import Path
 from typing import Any

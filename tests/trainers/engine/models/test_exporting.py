@@ -1,4 +1,4 @@
-"""`evert model export` writes a model that computes the same as the run's weights, or nothing."""
+"""`evert model export` writes a model equivalent to the run's weights, or writes nothing."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def sizes(kind: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def run(base: Path) -> Path:
-    """Create a run whose adapter changes the base."""
+    """Create a run whose adapter changes the base model."""
     folder = base.parent / "runs/trained"
     folder.mkdir(parents=True)
     with embedded_engine(folder / "checkpoints", device="cpu", full_parameter=False):

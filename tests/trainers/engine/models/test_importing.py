@@ -1,4 +1,4 @@
-"""An imported model computes the same as the original; anything unsupported is refused."""
+"""An imported model gives the same results as the original; anything unsupported is refused."""
 
 import json
 import os
@@ -32,7 +32,7 @@ CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a model with the shipped base's architecture and random weights."""
+    """Create a model with the bundled base model's architecture and random weights."""
     folder = shutil.copytree(base_path(), tmp_path_factory.mktemp("base") / "base")
     config = Qwen3Config.from_pretrained(folder)
     Qwen3ForCausalLM(config).save_pretrained(folder)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A base that several adapters share is loaded only once, and the adapters cannot tell."""
+"""A base model that several adapters share is loaded only once, without affecting results."""
 
 import gc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The oracle of ``test_oracle.py``: models from many families, and the results of transformers."""
+"""The oracle of ``test_oracle.py``: models from many families, and what transformers computes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -74,7 +74,7 @@ def make_model(name: str) -> Any:
 
 
 def adapters_of(base: Callable[[], Any], kinds: Sequence[dict[str, Any]] = ADAPTERS) -> list[Any]:
-    """Return the base, after several random adapters of it."""
+    """Return several random adapters of a base model, followed by the base model itself."""
     shared = SharedBases()
     adapted = [attach_lora(shared.tree("m", base), seed=i, **kind) for i, kind in enumerate(kinds)]
     for number, model in enumerate(adapted):
@@ -86,7 +86,7 @@ def adapters_of(base: Callable[[], Any], kinds: Sequence[dict[str, Any]] = ADAPT
 
 
 def neo() -> Any:
-    """Return a GPT-Neo: learned positions like GPT-2, but with layers that support an adapter."""
+    """Return a GPT-Neo. It has learned positions like GPT-2, but its layers support adapters."""
     made: Any = transformers.GPTNeoForCausalLM
     torch.manual_seed(1)
     config = made.config_class(
@@ -121,7 +121,7 @@ class World:
     @contextmanager
     def samplers(self, room: int, chunk: int, *, stems: bool) -> Iterator[list[ModelSampler]]:
         """Yield a sampler for each model. ``room`` is the size of its prefix cache, ``chunk`` the
-        most tokens per pass; with ``stems``, even short common prefixes are stored only once.
+        maximum tokens per pass; with ``stems``, even short common prefixes are stored only once.
         """
         scheduler, made = Scheduler(), list[ModelSampler]()
         with pytest.MonkeyPatch.context() as patch:
@@ -138,7 +138,7 @@ class World:
             scheduler.close()
 
     def logprobs(self, number: int, row: Sequence[int]) -> Tensor:
-        """Return [T - 1, V]: the distributions of all tokens after the first, in one pass."""
+        """Return [T - 1, V]: all tokens' distributions after the first, computed in one pass."""
         key = number, np.array(row).tobytes()
         if key not in self._known:
             with torch.inference_mode():
@@ -153,7 +153,7 @@ class World:
     def check(
         self, number: int, prompt: list[int], params: types.SamplingParams, key: int, reply: Any
     ) -> None:
-        """Assert that a reply was drawn from the distribution of transformers, up to its stop."""
+        """Assert that a reply, up to its stop, was drawn from transformers' distribution."""
         whole, start = prompt + reply.tokens, len(prompt) - 1
         assert reply.logprobs == pytest.approx(self.scores(number, whole)[start:], abs=2e-4)
         rows = self.logprobs(number, whole)[start:]
@@ -174,7 +174,7 @@ class World:
 
 
 def key_of(prompt: Sequence[int], params: types.SamplingParams, times: int, index: int) -> int:
-    """Return the random stream of a sample, given how often its prompt was sampled before."""
+    """Return the random stream of a sample, given how often its prompt has already been sampled."""
     content = np.array(prompt, np.int32).tobytes()
     if params.seed is not None:
         return stream_key(content, params.seed, index)

@@ -1,6 +1,6 @@
 """Drawing tokens: random streams are uniform, top-k and top-p are exact, stops are parsed.
 
-``test_oracle.py`` checks that whole replies follow the distributions of transformers.
+``test_oracle.py`` checks that whole replies follow the distributions that transformers computes.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def params(
 
 
 def shares(how: BatchParams, count: int = 2000) -> list[float]:
-    """Return the fraction of draws of each token, for random numbers evenly spaced in [0, 1)."""
+    """Return each token's share of the draws, for random numbers evenly spaced in [0, 1)."""
     grid = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     drawn, _ = draw(LOGITS.expand(count, -1), how.of(slice(count)), grid)
     return (np.bincount(drawn, minlength=4) / count).tolist()  # type: ignore[no-any-return]

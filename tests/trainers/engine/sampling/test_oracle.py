@@ -65,7 +65,7 @@ def test_replies_and_scores_match_transformers(
     before: Counter[tuple[int, ...]] = Counter()
 
     def ask(prompt: list[int], params: types.SamplingParams) -> int:
-        """Return how often this prompt was sampled before without a seed."""
+        """Return how often this prompt has already been sampled without a seed."""
         key = (number, *prompt)
         before[key] += params.seed is None
         return before[key] - 1

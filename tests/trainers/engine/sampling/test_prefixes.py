@@ -127,7 +127,7 @@ def test_turns_and_branches_compute_only_new_tokens(make: Make, kind: Any) -> No
     for turn in range(5):
         before = sampler.stats.prompt_tokens
         [[reply]] = ask(sampler, [conversation], seed=turn, temperature=1.0, stop=[])
-        # Computes the last sampled token, which no pass has seen yet, and the 20 new tokens.
+        # Only the last sampled token, which no pass has seen yet, and 20 new tokens are computed.
         assert sampler.stats.prompt_tokens - before == (120 if turn == 0 else 21)
         conversation = conversation + reply.tokens + tokens(20, turn)
     before = sampler.stats.prompt_tokens

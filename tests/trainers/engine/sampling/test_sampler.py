@@ -1,4 +1,4 @@
-"""The sampler: merged work, counted in passes and tokens; refused requests; closing.
+"""The sampler: batching (measured in passes and tokens), refused requests, and closing.
 
 ``test_oracle.py`` checks the sampled tokens.
 """
@@ -169,7 +169,7 @@ def test_a_failing_model_fails_its_requests_but_not_the_sampler(make: Make) -> N
 
 @pytest.fixture(scope="module")
 def models(tiny_model: str) -> list[Any]:
-    """Return three adapters of one base, and the base."""
+    """Return three adapters of one base model, and the base model."""
     return adapters_of(lambda: load_model(tiny_model, torch.device("cpu"), torch.float32))
 
 
@@ -188,11 +188,11 @@ def test_samplers_of_one_base_share_passes(models: list[Any], sampler_of: Make) 
     futures = [sampler.sample(prompts(9)[0], 1, greedy) for sampler in samplers]
     replies = [future.result(timeout=60)[0].tokens for future in futures]
     assert [len(reply) for reply in replies] == [100] * 4
-    # The prompts are equal and decoding is greedy, yet no model reuses the cache of another.
+    # The prompts are identical and decoding is greedy, yet no model reuses another's cache.
     assert len({tuple(reply[:9]) for reply in replies}) == 4
     stats = samplers[0].stats
     assert stats.largest_batch == 4
-    assert stats.forward_passes < 200  # at least 400 without shared batches
+    assert stats.forward_passes < 200  # it would take 400 without shared batches
 
 
 def test_models_without_a_shared_base_share_no_batch(tiny_model: str, sampler_of: Make) -> None:

@@ -1,4 +1,4 @@
-"""Sampling when the requests need more memory than there is."""
+"""Sampling when the requests need more memory than is available."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

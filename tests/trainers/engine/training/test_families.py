@@ -1,4 +1,4 @@
-"""Training also computes the shared prefixes of a batch's rows only once."""
+"""Training, like sampling, computes prefixes shared by a batch's rows only once."""
 
 import random
 from typing import Any

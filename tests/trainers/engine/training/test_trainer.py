@@ -1,4 +1,4 @@
-"""Training: exact sums with any micro-batches, torch's AdamW, and failures without side effects.
+"""Training: exact sums for any micro-batches, torch's AdamW, and failures without side effects.
 
 The first test compares losses, log-probabilities and gradients with plain PyTorch, datum by datum,
 for random models, data, losses and micro-batches.

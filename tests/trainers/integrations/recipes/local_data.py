@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, IterableDataset
 ROWS = 8
 TESTED = 4
 TULU_TEST_ROWS = 1024
-"""Recipes take this many rows of the mixture for testing."""
+"""Recipes set aside this many rows of the mixture for testing."""
 
 
 def _sums(question: str, answer: str, wrap: str = "{}", **columns: Any) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ def load_dataset(
 
 
 def get_dataset_config_names(path: str) -> list[str]:
-    """Return a single configuration, whatever the dataset."""
+    """Return a single configuration name, whatever the dataset."""
     return ["default"]
 
 

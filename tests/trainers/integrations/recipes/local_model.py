@@ -1,7 +1,7 @@
 """A tiny base model that answers in boxes, so that the rewards of math recipes vary.
 
-The shipped base never writes ``\\boxed{}``, so all its answers would be wrong, and training loops
-skip groups with constant rewards.
+The bundled base model never writes ``\\boxed{}``, so all its answers would be wrong, and training
+loops skip groups with constant rewards.
 """
 
 import random
@@ -28,7 +28,7 @@ SHOWN: list[renderers.Message] = [
 
 
 def make_boxing_model(root: Path) -> str:
-    """Train the shipped base to answer ``\\boxed{1}`` or ``\\boxed{2}``, and return its folder."""
+    """Train the bundled model to answer ``\\boxed{1}`` or ``\\boxed{2}``, and return its folder."""
     rng = random.Random(0)
     with embedded_engine(root, device="cpu") as engine:
         trainer = tinker.ServiceClient().create_lora_training_client("evert-tiny").result()

@@ -24,9 +24,9 @@ class Recipe:
     """Relative to ``tinker_cookbook.recipes``."""
     settings: str = ""
     steps: dict[str, int] = field(default_factory=dict)
-    """Optimizer steps of the last checkpoint, by run folder relative to the working directory."""
+    """Optimizer steps of the last checkpoint, keyed by run folder (relative path)."""
     writes: tuple[str, ...] = ()
-    """Files that it writes to its working directory. None of them reports an error."""
+    """Files that it writes to its working directory. None of them may contain an error."""
     after: "Recipe | None" = None
     """A recipe that has to run first, because this one reads its output."""
     typed: str = ""
@@ -34,7 +34,7 @@ class Recipe:
     prints: str = ""
     """What it must print."""
     needs: str = ""
-    """What is missing here to run it; empty if it can run."""
+    """What it needs but lacks here; empty if it can run."""
 
     @property
     def name(self) -> str:
