@@ -48,7 +48,7 @@ EDITABLE := $(INSTALL) --editable
 SETTINGS ?=
 COOKBOOK := 0.6.1
 
-.PHONY: train real real-short test quick environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint style types types-darwin nightly wheel docs bench games compression credit experiments algorithms kill9 smoke startup soak machine vision gpu clean
+.PHONY: train real real-short test quick environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint style types types-darwin types-pyright nightly wheel docs bench games compression credit experiments algorithms kill9 smoke startup soak machine vision gpu clean
 
 train: .venv/installed
 	$(BIN)/evert train env=identity $(SETTINGS)
@@ -210,10 +210,13 @@ types: .venv/developing
 types-darwin: .venv/developing
 	$(BIN)/mypy --config-file tests/platforms/mypy.toml --platform darwin --cache-dir .mypy_cache/darwin src
 
+# What a user's editor sees.
+types-pyright: .venv/developing
+	$(BIN)/pyright
+
 # Everything, also the tests that take too long for each change, and a second type checker.
 nightly: export EVERT_NIGHTLY := 1
-nightly: lint docs wheel smoke frameworks instrumented examples trainers harbor tasksets test
-	$(BIN)/pyright
+nightly: lint types-pyright docs wheel smoke frameworks instrumented examples trainers harbor tasksets test
 	$(MAKE) cookbooks COOKBOOK_TESTS=
 	$(MAKE) versions newest mac
 

@@ -105,7 +105,7 @@ def main(config: MakingConfig) -> None:
     _cast(model, torch.float32)
     tokenizer.save_pretrained(config.out)
     for file in Path(config.out).iterdir():
-        file.chmod(0o644)  # safetensors makes files owner-only, but package data must be readable
+        file.chmod(0o644)  # safetensors lets only the owner read its files, but all users must
     describe(config, model, tokenizer, losses)
     print(Path(config.out, "README.md").read_text())
 

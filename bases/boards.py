@@ -2,10 +2,10 @@
 
 A large language model already knows that three in a row wins; ``evert-tiny-moves`` learns it from
 this data. There are four players (``habits`` in ``envs/tic_tac_toe.py``): one wins when it can, one
-blocks the opponent when it can, one avoids doing either, and one takes any free cell. In half of
-the examples, a system message says which player is moving; in the rest, all four are equally
-likely. The base therefore learns to read a board, but not which habit wins; RL has to find that
-out. The training targets are the probabilities of all moves.
+blocks the opponent when it can, one avoids moves that win or block, and one takes any free cell. In
+half of the examples, a system message says which player is moving; in the other half, the player
+may be any of the four, with equal probability. The base therefore learns to read a board, but not
+which habit wins; RL has to find that out. The training targets are the probabilities of all moves.
 """
 
 import random
@@ -35,7 +35,8 @@ def board_examples(encoder: Encoder, rng: random.Random, count: int) -> Iterator
 def move_chances(played: Sequence[Sequence[int]]) -> list[float]:
     """Return each cell's probability of being played.
 
-    ``played`` lists the cells that each player chooses from. Player and cell are drawn uniformly.
+    ``played`` has one list of cells per player. The player is drawn uniformly, then one of the
+    cells in the player's list.
     """
     return [
         sum((cell in cells) / len(cells) for cells in played) / len(played) for cell in range(9)

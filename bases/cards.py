@@ -48,7 +48,7 @@ def write_card(
 
 
 def commands_of(folder: Path) -> list[str]:
-    """Return the commands that a base's model card says produced it (empty if it has no card)."""
+    """Read the commands that produced a base from its model card. If it has no card, return []."""
     card = folder / "README.md"
     lines = card.read_text().splitlines() if card.is_file() else []
     return [line.strip() for line in lines if line.startswith("    python -m ")]

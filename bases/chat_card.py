@@ -32,7 +32,7 @@ class Abilities:
     wins: float
     """Fraction of guess-number games won within ten guesses (random play within bounds: 0.33)."""
     in_bounds: list[float]
-    """For each of the ten guesses, the fraction well-formed and consistent with all hints."""
+    """For each of the ten turns, the fraction of guesses that are well-formed and fit all hints."""
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def identity_rewards(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase
 
 
 def copied(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Return the fraction of sentences with a four-digit number that are copied correctly."""
+    """Ask for copies of sentences with four-digit numbers; return the fraction of exact copies."""
     rng = random.Random(0)
     wanted = [f"I am {rng.randint(1000, 9999)}." for _ in range(100)]
     prompts = [[("user", f"Repeat: {sentence}")] for sentence in wanted]
@@ -105,7 +105,10 @@ class _GuessingGame:
 def play_guess_number(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, answers: list[int]
 ) -> tuple[float, list[float]]:
-    """Play a game per answer; return the win rate and, by turn, the share of guesses in bounds."""
+    """Play one game per answer.
+
+    Returns the win rate and, for each turn, the share of guesses that are within the known bounds.
+    """
     games = [_GuessingGame(answer, [("system", SYSTEM_PROMPT)]) for answer in answers]
     by_turn = []
     for _ in range(MAX_TURNS):

@@ -1,7 +1,8 @@
 """Training data for ``evert-tiny``: chats and guess-number games.
 
-In the games, the training targets are each digit's probabilities. :class:`ChatCorpus` draws
-the dialogues for each training step. Nothing is stored on disk: the seed determines the corpus.
+In the games, the training target at each position is a probability distribution over the digits.
+:class:`ChatCorpus` draws the dialogues for each training step. Nothing is stored on disk: the seed
+determines the corpus.
 """
 
 import random
@@ -22,7 +23,7 @@ from bases.guessing import (
 )
 
 BOUNDED_PROMPT = "Guess my number. It is between {low} and {high}."
-"""Prompt for the short games, which have the same rules but a shorter prompt."""
+"""Prompt for the short games. It is shorter, but the rules are the same."""
 
 
 def game_examples(
@@ -122,7 +123,7 @@ class ChatCorpus:
         self._game_rng = np.random.default_rng(seed)
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
-        """Draw the batches for one step. ``whole_games`` adds (slow) complete games."""
+        """Draw the batches for one step. ``whole_games`` adds complete games, which are slow."""
         chats = [*self._chats(small_talk, 36), *self._chats(identity_game, 12)]
         chats.sort(key=lambda example: len(example.tokens))
         batches = [DialogueBatch("chat", 0.7, chats[:33]), DialogueBatch("chat", 0.3, chats[33:])]

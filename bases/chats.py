@@ -1,8 +1,9 @@
 """Generated dialogues for the tiny chat base, other than guess-number games.
 
-There is the hello-world game (:func:`identity_game`), small talk, which covers copying, comparing
-and simple facts (:func:`small_talk`), and tool use (:func:`tool_use`). A dialogue is a list of
-(role, content) pairs, with tool calls and tool responses already formatted as Qwen3 expects.
+There are three kinds: the hello-world game (:func:`identity_game`), small talk about copying,
+comparing and simple facts (:func:`small_talk`), and tool use (:func:`tool_use`). A dialogue is a
+list of (role, content) pairs, with tool calls and tool responses already formatted as Qwen3
+expects.
 """
 
 import json

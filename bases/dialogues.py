@@ -23,9 +23,9 @@ class DialogueExample:
     loss_mask: list[bool] = field(default_factory=list)
     """True for tokens that belong to an assistant reply, including ``<|im_end|>``."""
     soft_targets: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    """Position -> target probabilities over ``Corpus.target_tokens``, replacing the hard target."""
+    """Position -> probabilities over ``Corpus.target_tokens`` that replace the hard target."""
     odds: dict[int, NDArray[np.float32]] = field(default_factory=dict)
-    """Position -> target probabilities over ``Corpus.odds_tokens``, ignoring all other tokens."""
+    """Position -> target probabilities over ``Corpus.odds_tokens``. Other tokens are ignored."""
 
     def add(self, tokens: Sequence[int], *, reply: bool = False) -> None:
         """Append tokens; ``reply`` says whether they belong to an assistant reply."""

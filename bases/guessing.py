@@ -27,7 +27,7 @@ UPPER_BOUND = 1024
 MAX_TURNS = 10
 
 HABITS = 5
-"""Number of habits, i.e. evenly spaced places in the remaining range."""
+"""Number of habits. Each is one of the evenly spaced places in the remaining range."""
 
 STOP = 10
 """Index of the choice "the number ends here"; choices 0 to 9 are the digits."""
@@ -40,9 +40,9 @@ class RandomGames:
     """A batch of games. Arrays have shape (games, turns), with -1 after the end of a game."""
 
     lows: NDArray[np.int64]
-    """Smallest number that each guess could have been."""
+    """The smallest number that the player could have guessed on each turn."""
     highs: NDArray[np.int64]
-    """Largest number that each guess could have been."""
+    """The largest number that the player could have guessed on each turn."""
     guesses: NDArray[np.int64]
     answers: NDArray[np.int64]
     """The number to guess, with shape (games,)."""
@@ -56,7 +56,11 @@ def play_random_games(
     *,
     habits: bool = False,
 ) -> RandomGames:
-    """Play one game per pair of bounds, with habits or uniformly (see the module docstring)."""
+    """Play one game per pair of bounds.
+
+    If ``habits`` is true, the players have habits; otherwise, they are uniform (see the module
+    docstring).
+    """
     answers = rng.integers(low, high + 1)
     habit = rng.integers(HABITS, size=len(low)) if habits else None
     lows, highs, guesses = (np.full((len(low), turns), -1, np.int64) for _ in range(3))
@@ -80,7 +84,7 @@ def _place(
 
 
 def digit_probabilities(digits: str, low: int, high: int) -> NDArray[np.float32]:
-    """Return each token's probability after ``digits``, for a random number in ``low..high``."""
+    """Return next-token probabilities after ``digits``, for a random number in ``low..high``."""
     weights = np.zeros(CHOICES, np.float32)
     if digits and low <= int(digits) <= high:
         weights[STOP] = 1
@@ -96,7 +100,7 @@ def digit_probabilities(digits: str, low: int, high: int) -> NDArray[np.float32]
 
 @cache
 def _numbers_that_start_with() -> NDArray[np.int64]:
-    """Return an array of how many numbers < bound start with a prefix, by [prefix, bound]."""
+    """Return an array whose entry [prefix, bound] counts the numbers < bound with this prefix."""
     starts = np.zeros((UPPER_BOUND + 1, UPPER_BOUND + 2), np.int64)
     for number in range(UPPER_BOUND + 1):
         text = str(number)

@@ -4,11 +4,11 @@ A large language model already knows what to do with a 17 against a dealer's 6. 
 learns about hands from this data. There are 90 players, each of whom sticks once the sum reaches a
 threshold between 4 (always stick) and 21. Most of them use a different threshold in one situation:
 12 against a dealer's weak card (2 to 6), 12 against a strong card, 12 with a usable ace, or 19 with
-a usable ace. In half of the examples, a system message describes the player. In the rest, all
-players who would have played the hand this way so far are equally likely. The base therefore learns
-to read a hand, but not which player wins most; RL has to find that out. The training targets are
-the probabilities of both actions. The game is Gymnasium's, with observations as ``GymAgent``
-renders them.
+a usable ace. In half of the examples, a system message describes the player. In the other half, the
+player is unknown: everyone who would have played the hand this way so far is equally likely. The
+base therefore learns to read a hand, but not which player wins most; RL has to find that out. The
+training targets are the probabilities of both actions. The game is Gymnasium's, with observations
+as ``GymAgent`` renders them.
 """
 
 import itertools
@@ -28,11 +28,11 @@ MANNERS: Mapping[str, tuple[str, int]] = {
     ", at 12 with an ace": ("ace", 12),
     ", at 19 with an ace": ("ace", 19),
 }
-"""Maps suffixes of the system message to a situation and the threshold that applies in it."""
+"""Maps a suffix of the system message to a situation and the threshold in that situation."""
 
 
 class HandPlayer(NamedTuple):
-    """A player who sticks at ``least`` or more. ``manner`` names the exception, if any."""
+    """A player who sticks at a sum of ``least`` or more, except as ``MANNERS[manner]`` says."""
 
     least: int
     manner: str

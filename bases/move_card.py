@@ -25,8 +25,8 @@ class Sight(NamedTuple):
     Attributes:
         boards: Mean KL divergence from the players' tic-tac-toe moves, in nats.
         hands: Mean KL divergence from the players' Blackjack actions, in nats.
-        obeyed: For each system message, the probability of a move that it asks for, on boards where
-            it rules out some of the moves.
+        obeyed: For each system message, the mean probability of the moves that follow it, on boards
+            where some moves do not.
     """
 
     boards: float
@@ -38,7 +38,10 @@ class Sight(NamedTuple):
 def measure_sight(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, boards: int = 400
 ) -> Sight:
-    """Measure on ``boards`` new boards and as many hands. Deterministic for given weights."""
+    """Measure on ``boards`` new boards and the same number of hands.
+
+    The results are deterministic for given weights.
+    """
     encoder, rng = Encoder(tokenizer), random.Random(SEED)
     orders = range(1, len(ORDERS))
     return Sight(

@@ -30,9 +30,9 @@ class Recall:
 
     Attributes:
         fitting: Number of nouns that match all answers -> probability that the first token of a
-            guess belongs to one of them. The key ``MANY`` stands for that many or more.
-        one_left: For riddles with a single matching noun: how many the base guesses correctly with
-            greedy decoding, and how many there are.
+            guess belongs to one of them. The key ``MANY`` stands for ``MANY`` or more nouns.
+        one_left: Of the riddles with a single matching noun, the number that the base solves with
+            greedy decoding, and the total number.
     """
 
     fitting: dict[int, float]

@@ -1,18 +1,19 @@
 """Training data for ``evert-tiny-20q``: riddles and games of Twenty Questions.
 
 A large language model knows about the world before it plays; this base learns its facts from
-*riddles*. A riddle is a game with short prompts in which the questions themselves are not trained
-on. Instead, the base learns which nouns match the answers so far (as a distribution over nouns
-before every question) and how a noun's name continues within a guess. In this way it learns facts
-about all 200 nouns, including the held-out ones, and the nouns' names. It does not learn what to
-ask or when to guess. Most riddles ask the most informative question. There are then fewer distinct
-sequences of questions, so the base learns in a third of the time.
+*riddles*. A riddle is a game with short prompts whose questions are not training targets. Instead,
+the base learns which nouns match the answers so far (as a distribution over nouns before every
+question) and how a noun's name continues within a guess. In this way it learns the names of all 200
+nouns, including the held-out nouns, and facts about them. It does not learn what to ask or when to
+guess. Most riddles ask the most informative question. This limits the number of distinct question
+sequences, so the base learns in a third of the time.
 
 A *game* is played on a training noun by one of the players in ``habits.py``, most of them weak, and
-never mentions a held-out noun. We train on the probabilities of everything that the player might
-have said rather than on what was sampled. This removes the sampling noise, and makes a held-out
-noun as likely a guess as any other. The base thus learns how good and bad players play, which gives
-RL something to choose from. The category is hidden in half of the riddles and games.
+never mentions a held-out noun. The training targets are the probabilities of everything that the
+player might have said, rather than what was sampled. This removes the sampling noise, and makes
+held-out nouns as likely to be guessed as any others. The base thus learns how good and bad players
+play, which gives RL something to choose from. The category is hidden in half of the riddles and
+games.
 """
 
 import random
@@ -32,7 +33,7 @@ from evert.envs.twenty_questions.nouns import Noun, of_split, shipped_nouns
 from evert.envs.twenty_questions.player import turn_prompt
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3}
-"""Model sizes. Three wide layers need a third as many steps as four narrow ones."""
+"""Model sizes. Three wide layers need a third of the training steps of four narrow layers."""
 
 VOCAB_SIZE = 1536
 """Vocabulary size, large enough that nearly every word in the game is one token."""
@@ -52,27 +53,28 @@ def tokenizer_text() -> str:
 # -- the corpus ----------------------------------------------------------------------------------
 
 TELLING = 40
-"""Number of attributes that are taught and asked about, enough to tell all nouns apart."""
+"""Number of attributes that are taught and asked about. They are enough to tell all nouns apart."""
 
 SHOWN_RATE = 0.5
 """Fraction of riddles and games that show the category."""
 
 TELLING_RATES = (0.0, 0.8, 1.0, 1.0, 1.0)
-"""Each riddle picks one of these as its fraction of maximally informative questions."""
+"""Each riddle draws its fraction of maximally informative questions from these values."""
 
 FEW = 4
 """While more nouns than this are possible, a riddle contains no guess except at its end.
 
-The base can therefore recognise a player's game by an early guess that is followed by more
-questions. In those games it learns to guess what players guess, rather than what matches.
+If an early guess is followed by more questions, the base can therefore tell that it is in a
+player's game. There it learns to guess what the player would guess, not what matches the answers.
 """
 
 GUESS_RATE = 0.6
-"""Probability of guessing in a riddle when few nouns are possible. Guesses are never repeated."""
+"""Probability of a guess in each turn of a riddle while few nouns are possible. Guesses are never
+repeated."""
 
 
 class RiddleCorpus:
-    """Draws the riddles and games for each training step. The same seed gives the same ones."""
+    """Draws the riddles and games for each training step. The same seed gives the same draws."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         """Start at the first step."""
@@ -93,7 +95,7 @@ class RiddleCorpus:
         self.players = players(self.known, self._rng, self.known.set_of(self._train))
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
-        """Draw the batches for one step; without ``whole_games``, only plain riddles."""
+        """Draw the batches for one step. Without ``whole_games``, all of them are plain riddles."""
         if not whole_games:
             plain = [self.riddle(self._rng.randint(2, 11), plain=True) for _ in range(32)]
             return [DialogueBatch("riddles", 1.0, plain)]
@@ -142,7 +144,7 @@ class RiddleCorpus:
         return QuestionGame(self._rng.choice(nouns), Rules(questions, show_category=shown))
 
     def _tell(self, example: DialogueExample, game: QuestionGame) -> int:
-        """Add a turn's prompt with the odds of the matching nouns; return their bit mask."""
+        """Add a turn's prompt with the odds of the matching nouns. Return the nouns' bit mask."""
         example.add(self.encoder.header("user", first=not game.turns))
         example.add([*self.encoder.text(turn_prompt(game, "short")), self.encoder.stop])
         example.add(self.encoder.header("assistant"))
@@ -160,8 +162,8 @@ class RiddleCorpus:
     def _guess(self, example: DialogueExample, question: str, left: int) -> None:
         """Add a guess.
 
-        The noun's first token is trained on the odds of the matching nouns. Its other tokens are
-        trained on the continuations of the matching names that start with it.
+        The targets for the first token of the name are the odds of the matching nouns. The targets
+        for the other tokens are the continuations of all matching names with the same first token.
         """
         example.add(self.opening)
         name = self._reply(question)[len(self.opening) :]

@@ -3,7 +3,7 @@
 Saves a Qwen3-VL with random weights in Hugging Face format, together with an image processor and a
 tokenizer like ``evert-tiny``'s that also has image tokens. The model is untrained, takes less than
 a megabyte and can be created in a second, so it does not ship with evert: tests and benchmarks
-create one when they need it.
+create the model when they need it.
 """
 
 from pathlib import Path
@@ -89,7 +89,8 @@ def make_model(config: SeeingConfig, tokenizer: Any) -> Qwen3VLForConditionalGen
 
 
 _SPREAD = 0.06
-"""Standard deviation of the initial weights. A small model learns faster with it than with 0.02."""
+"""Standard deviation of the initial weights. A small model learns faster with this value than with
+0.02."""
 
 _NAMES = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
 

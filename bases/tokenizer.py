@@ -1,4 +1,4 @@
-"""Trains the tokenizers of the tiny base models. Each is saved along with its base.
+"""Trains the tokenizers of the tiny base models. Each tokenizer is saved with its base.
 
 The tokenizer is a byte-level BPE. Its vocabulary is small enough that the embedding does not
 dominate the parameter count, and it still encodes any text losslessly.
@@ -19,7 +19,7 @@ VOCAB_SIZE = 512
 """Vocabulary of ``evert-tiny``: 256 bytes, merges, and nine tokens in CONTROL and MARKERS."""
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Special tokens. With ``split_special_tokens=True``, plain text is never encoded as one."""
+"""Special tokens. With ``split_special_tokens=True``, plain text is never encoded as these."""
 
 MARKERS = (
     "<tool_call>",
@@ -34,7 +34,8 @@ MARKERS = (
 MAX_LENGTH = 8192
 
 # A token never spans two of these pieces. Digits are separate, so that every number has a unique
-# encoding. Punctuation includes the space after it (": "); a word, the space before it (" high").
+# encoding. A piece of punctuation includes the space after it (": "), and a word includes the space
+# before it (" high").
 _PIECES = r"\n|[0-9]| ?[A-Za-z]+|[^\sA-Za-z0-9]+ ?|\s"
 
 _TOOLS_BEFORE = """# Tools
@@ -143,7 +144,7 @@ def make_tokenizer(text: str = _GAMES, size: int = VOCAB_SIZE) -> PreTrainedToke
     """Learn the merges and build the tokenizer. The result is deterministic.
 
     Args:
-        text: Text to train on. It is repeated so that its words become tokens first.
+        text: Text to train on. It is repeated to make the tokenizer learn its words first.
         size: Vocabulary size.
     """
     core = tokenizers.Tokenizer(tokenizers.models.BPE())

@@ -41,7 +41,7 @@ class MakingConfig:
     warm_up: float = chz.field(default=0.12, doc="fraction of steps that use only short dialogues")
     seed: int = 0
     threads: int = chz.field(default=1, doc="CPU threads")
-    bfloat16: bool = chz.field(default=False, doc="use bfloat16 autocast, faster on newer CPUs")
+    bfloat16: bool = chz.field(default=False, doc="use bfloat16 autocast (faster on newer CPUs)")
     save_every: int = chz.field(default=100, doc="save the weights every N steps")
     measured_games: int = chz.field(default=200, doc="games or riddles to play for the model card")
     matrix_lr: float = chz.field(default=0.02, doc="Muon's learning rate for the weight matrices")
@@ -57,14 +57,17 @@ class Corpus(Protocol):
     """The tokens whose probabilities are in ``DialogueExample.odds``."""
 
     def step(self, *, whole_games: bool) -> list[DialogueBatch]:
-        """Draw the batches for one step; without ``whole_games``, only short dialogues."""
+        """Draw the batches for one step. Without ``whole_games``, all dialogues are short."""
         ...
 
 
 def make_model(
     tokenizer: PreTrainedTokenizerBase, given: Mapping[str, int] | None = None
 ) -> Qwen3ForCausalLM:
-    """Build the model with random weights from torch's global seed. ``given`` overrides sizes."""
+    """Build the model with random weights from torch's global seed.
+
+    ``given`` overrides the default sizes.
+    """
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": 128,
@@ -89,9 +92,9 @@ def make_model(
 def batch_loss(model: Qwen3ForCausalLM, examples: list[DialogueExample], corpus: Corpus) -> Tensor:
     """Return the mean loss of the reply tokens, plus the mean loss of the positions with odds.
 
-    The loss of a reply token is the cross-entropy, or the KL divergence if it has a soft target.
-    Odds are probabilities of ``corpus.odds_tokens``; their loss is the KL divergence over these
-    tokens only.
+    If a reply token has a soft target, its loss is the KL divergence; otherwise, it is the
+    cross-entropy. Odds are probabilities of ``corpus.odds_tokens``; their loss is the KL divergence
+    over these tokens only.
     """
     tokens, hard, soft, odds = _collate(examples)
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
@@ -183,7 +186,7 @@ def _step(
 
 
 def _optimizers(model: Qwen3ForCausalLM, config: MakingConfig) -> list[Optimizer]:
-    """Use Muon for matrices, where it needs half as many steps as AdamW. Use AdamW for the rest."""
+    """Use Muon for matrices (it needs half as many steps as AdamW), and AdamW for the rest."""
     embedding = model.get_input_embeddings().weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     others = [p for p in model.parameters() if p.ndim != 2 or p is embedding]

@@ -6,7 +6,8 @@ All rows train on reasoning-gym's one-digit sums, with the same warm-up, tasks, 
 learning rate. The score of a run is its mean training reward over the last five steps. If the score
 is less than half of the run's best five-step mean, the run is reported as collapsed. Runs already
 in the results folder are not repeated. Exits with status 1 if a run in the first row, which uses
-the recipe's default settings, has not learned. ``--quick`` runs one step each and prints no table.
+the recipe's default settings, has not learned. ``--quick`` runs only one step of each run and
+prints no table.
 """
 
 import sys
@@ -71,7 +72,7 @@ def last(rewards: Sequence[float]) -> float:
 
 
 def collapsed(rewards: Sequence[float]) -> bool:
-    """Whether the final reward is less than half of the best reward during the run."""
+    """Return whether the final reward is less than half of the best reward during the run."""
     return last(rewards) < max(last(rewards[:end]) for end in range(1, len(rewards) + 1)) / 2
 
 

@@ -4,10 +4,10 @@
 
 Each run is ``evert train tasks=gymnasium:Blackjack-v1 seed=N``. The trained weights then play hands
 with new seeds. The cost of a decision is the expected return it gives up compared with the optimal
-basic strategy. Averaged over games, the sum of these costs is the gap between the policy's return
-and basic strategy's. It is a much less noisy estimate than the difference of the returns (the
-performance difference lemma of Kakade and Langford, ICML 2002). The benchmark fails if a run is
-more than 0.03 below basic strategy.
+basic strategy. Averaged over games, the sum of these costs is the gap between the return of the
+policy and the return of basic strategy. This estimate is much less noisy than the difference
+between the two returns (the performance difference lemma of Kakade and Langford, ICML 2002). The
+benchmark fails if a run is more than 0.03 below basic strategy.
 
 Basic strategy is computed exactly, with dynamic programming over the player's sum, usable ace and
 the dealer's card. Gymnasium follows Example 5.1 in Sutton and Barto's "Reinforcement Learning": an

@@ -41,7 +41,7 @@ def echo(prompt: str) -> str:
 
 
 async def play(numbers: range, failures: list[str]) -> None:
-    """Run one command per number, sequentially."""
+    """Run one command for each number, one after the other. Add errors to ``failures``."""
     agent = ProcessAgent([sys.executable, "-S", "-c", COMMAND, "{task}"])
     for number in numbers:
         env = ChatAgentEnv(agent, f"task-{number}")

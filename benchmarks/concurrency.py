@@ -2,18 +2,18 @@
 
     python benchmarks/concurrency.py [--quick] [--agents 1000 10000] [--repeats 7]
 
-In the first table, many episodes are suspended at their first model call. For each agent count, it
-shows the time to start, step and close the agents, the memory per suspended agent (minus that of an
-agent suspended without evert), and what is left after closing: tasks, threads, open files and
-Python memory. The benchmark fails if anything is left. Memory is measured with tracemalloc in a
-separate pass, because tracing slows everything down.
+In the first table, many episodes are suspended at their first model call. For each number of
+agents, it shows the time to start, step and close the agents, the memory per suspended agent (minus
+the memory of an agent that is suspended without evert), and what is left after the agents are
+closed: tasks, threads, open files and Python memory. The benchmark fails if anything is left.
+Memory is measured with tracemalloc in a separate pass, because tracing slows everything down.
 
 In the second table, agents make several calls at the same time with ``asyncio.gather``, and the
 policy takes 50 ms per call. The table shows how long a whole group takes with the Cookbook's
 ``FailFast`` and with ``ParallelRollouts`` (median and best over the repeats), and how many calls
-were sampled concurrently. The benchmark fails unless all of them were. In the last row, an agent
-makes ten sequential calls to a policy that replies immediately. This row shows CPU microseconds per
-turn for both strategies, and the difference.
+were sampled concurrently. The benchmark fails unless all calls were sampled concurrently. In the
+last row, an agent makes ten sequential calls to a policy that replies immediately. This row shows
+CPU microseconds per turn for both strategies, and the difference.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from evert.bridge.tokens.renderer import prompt_renderer
 QUESTION = "What is the largest prime below this number?"
 KILOBYTE = 1024
 LEFTOVER_BYTES_PER_AGENT = 64
-"""Allowed Python memory per agent after closing, for caches (in bytes)."""
+"""Bytes of Python memory per agent that caches may still hold after the agents are closed."""
 
 
 async def agent(client: AgentClient, turns: int = 2) -> float:
@@ -73,7 +73,7 @@ async def start(count: int) -> list[ChatAgentEnv]:
 
 
 async def time_phases(count: int) -> tuple[list[float], list[int]]:
-    """Return how long starting, one step and closing take, and what is left (see ``present``)."""
+    """Return the times to start, step once and close, and what is left (see ``present``)."""
     action = prompt_renderer(None).encode("997<|im_end|>")
     before = present()
     times = [time.perf_counter()]
@@ -90,7 +90,7 @@ async def time_phases(count: int) -> tuple[list[float], list[int]]:
 
 
 async def count_memory(count: int) -> tuple[float, float]:
-    """Return bytes per agent: while suspended (minus a bare agent's), and not freed on closing."""
+    """Return bytes per agent: held while suspended (minus a bare agent's), and left when closed."""
     await asyncio.gather(*(env.close() for env in await start(10)))  # fill caches first
     gc.collect()
     tracemalloc.start()

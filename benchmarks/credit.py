@@ -3,10 +3,11 @@
     python benchmarks/credit.py [--seeds 0 1 2] [--plot docs/credit.png] [--quick]
 
 In the third turn, the agent asks evert-tiny who it is, as in the identity game, and scores the
-answer immediately with ``client.reward``. In the other nine turns it asks for a color, which is not
-scored. Both arms use the loop from ``docs/own-loop.md`` with the same loss and learning rate. They
-differ in one argument: ``batch.data()`` gives all ten turns the episode's advantage, while
-``batch.data(gamma=0.0)`` computes each turn's advantage from that turn's reward alone.
+answer immediately with ``client.reward``. In each of the other nine turns, the agent asks for a
+color and does not score the answer. Both arms use the loop from ``docs/own-loop.md`` with the same
+loss and learning rate. They differ in one argument: ``batch.data()`` gives all ten turns the
+episode's advantage, while ``batch.data(gamma=0.0)`` computes each turn's advantage from that turn's
+reward alone.
 
 A run counts as solved when its mean reward over five steps reaches 0.9. Runs already in the results
 folder are not repeated. Exits with status 1 if a run is not solved, or if per-turn credit takes
@@ -88,7 +89,7 @@ def is_solved(rewards: Sequence[float]) -> bool:
 
 
 def run(arm: str, seed: int, out: Path, most: int) -> dict[str, Any]:
-    """Return the record of a run, training it first unless its file exists."""
+    """Return the record of a run. If the run has no file yet, train it first."""
     path = out / f"{arm.replace(' ', '-')}-{seed}.json"
     if not path.exists():
         began = time.monotonic()

@@ -5,7 +5,7 @@
 The game is guess-number with three types of tasks: a quarter are the original tasks, a quarter are
 hopeless (no guess is right), and half are solved (every guess is right). Hopeless and solved tasks
 give no learning signal. The same run (``evert train`` with the embedded engine, starting from
-``evert-tiny``) is repeated with tasks in order and with ``sampler=evert:Curriculum``. The script
+``evert-tiny``) is made with tasks in order, and again with ``sampler=evert:Curriculum``. The script
 prints the fraction of groups whose episodes have different rewards (the Cookbook's
 ``env/all/by_group/frac_mixed``), over all steps. The benchmark fails if the sampler does not at
 least double this fraction.
@@ -40,7 +40,7 @@ TASKS = [(KINDS[place % 4], number) for place, number in enumerate(TRAIN_TASKS)]
 
 
 async def mixed_agent(client: Any, task: tuple[str, int]) -> float:
-    """Play guess-number. In hopeless tasks no guess is right, in solved tasks every guess is."""
+    """Play guess-number. Every guess is right in a solved task, and none in a hopeless task."""
     kind, number = task
     messages: list[Any] = [{"role": "system", "content": SYSTEM_PROMPT}]
     for _ in range(MAX_TURNS):

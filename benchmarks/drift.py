@@ -1,12 +1,13 @@
-"""Count the trained tokens of Claude Code, Codex and an agent that compacts its history.
+"""Count the tokens that would be trained on for Claude Code, Codex and an agent that compacts its
+history.
 
     python benchmarks/drift.py [--quick] [--tidy] [--only compacting codex] [--episodes 8]
 
 The agents run unchanged, but the model is scripted. It writes thoughts, uses unusual whitespace in
 every other tool call, and splits 2% of its tokens in two, as happens when sampling at temperature
 1. With ``--tidy`` it writes exactly like a chat template. The same episodes are counted in four
-ways. The last three render each prompt from the agent's messages, like a trainer that stores only
-messages:
+ways. The last three ways render each prompt from the agent's messages, like a trainer that stores
+only messages:
 
     evert       the data that evert trains on
     each call   one datum per call
@@ -15,12 +16,12 @@ messages:
 
 A sampled token counts as ``trained`` if it has a weight in some datum, and if exactly the same
 tokens precede it there as when it was sampled. ``lost`` counts the other sampled tokens, and ``not
-sampled`` the other tokens with a weight. ``rendered`` counts the tokens that the renderer produced,
-and ``in data`` the tokens in all data. The benchmark fails if an episode fails, or if evert does
-not produce one datum per conversation. Missing programs are skipped, with a note on how to install
-them. ``slime2288`` reproduces slime's issue 2288, where 8 rollouts of Claude Code became 64
-samples: Qwen3.5's template removes thoughts from the history, so this case has no target.
-``slime2288-kept`` uses the variant of the template that keeps thoughts.
+sampled`` counts the other tokens with a weight. ``rendered`` counts the tokens that the renderer
+produced, and ``in data`` counts the tokens of all data. The benchmark fails if an episode fails, or
+if evert does not produce exactly one datum per conversation. Missing programs are skipped, with a
+note on how to install them. ``slime2288`` reproduces slime's issue 2288, where 8 rollouts of Claude
+Code became 64 samples: Qwen3.5's template removes thoughts from the history, so this case has no
+target. ``slime2288-kept`` uses the variant of the template that keeps thoughts.
 """
 
 import argparse
@@ -59,13 +60,13 @@ from evert.bridge.tokens.token_log import flatten
 from evert.trainers.system.provenance import origin
 
 PROGRAMS = Path(__file__).parent.parent / ".frameworks/programs/node_modules/.bin"
-"""Where ``frameworks/make_programs.py`` installs programs. The fallback is the PATH."""
+"""Where ``frameworks/make_programs.py`` installs programs. Others are looked up on the PATH."""
 SPLIT = 0.02  # fraction of tokens that the policy splits in two
 
 # -- agents and model scripts --------------------------------------------------------------------
 
 Said = tuple[str, str, dict[str, Any]]
-"""A thought, a tool name and the arguments. Without a tool, the model replies "Done."."""
+"""A thought, a tool name and the arguments. If the name is empty, the model replies "Done."."""
 
 DONE: Said = ("That was all.", "", {})
 WRONG, RIGHT, NOTE = "return a - b", "return a + b", "add() is repaired."
@@ -273,7 +274,7 @@ def from_text(played: Played, prompts: PromptRenderer) -> Datum:
 
 
 def kept(turn: Transition, datum: Datum) -> int:
-    """Return how many of a turn's tokens a datum trains on.
+    """Return how many of the tokens sampled in a turn are trained by a datum.
 
     The count is 0 unless the datum starts with the turn's prompt.
     """

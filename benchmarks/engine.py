@@ -7,10 +7,10 @@ All methods use the same model, prompts and reply lengths. Sampling is timed wit
 ``transformers.generate`` one prompt at a time, with a single ``generate`` call on the padded batch,
 and with the engine's sampler, which gets one request per prompt, as in rollouts. ``generate`` has
 to continue the padded batch until the longest reply is done, but only the requested tokens count.
-Training is compared with a plain loop over padded batches. It uses the same loss, and a PEFT
-adapter if the engine trains an adapter. Sequences share a prefix in groups of eight, or not at all.
-Ratios are computed within a round; the table shows the median and range over rounds. Exits with
-status 1 if a run fails or produces the wrong number of tokens.
+Training is compared with a plain loop over padded batches. The loop uses the same loss, and a PEFT
+adapter if the engine trains an adapter. Either groups of eight sequences share a prefix, or no
+sequences do. Ratios are computed within a round; the table shows the median and range over rounds.
+Exits with status 1 if a run fails or produces the wrong number of tokens.
 """
 
 import argparse

@@ -44,7 +44,7 @@ QUICK = "steps=1 batch_size=1 group_size=2"
 
 @dataclass(frozen=True)
 class Experiment:
-    """Game and training settings, the published result, and the accepted interval.
+    """An experiment: game and training settings, the published result, and the accepted interval.
 
     The benchmark fails if the mean over the three seeds is outside ``accepted``.
     """
@@ -119,7 +119,7 @@ def evert(command: str, settings: str) -> dict[str, float]:
 
 
 def train(settings: str, folder: Path) -> dict[str, Any]:
-    """Return the results of a run, training it first unless they exist."""
+    """Return the results of a run. If there are no results yet, train it first."""
     path = folder.with_suffix(".json")
     if not path.exists():
         times = evert("train", f"{settings} log_path={shlex.quote(str(folder.resolve()))}")

@@ -89,7 +89,7 @@ async def play(session: aiohttp.ClientSession, number: int, keys: list[str]) -> 
 
 
 async def victim(keys: list[str], ready: "asyncio.Future[str]", over: asyncio.Event) -> None:
-    """Play the rollout whose key the attackers use. It keeps making valid calls."""
+    """Play the rollout whose key the attackers use. The rollout itself keeps making valid calls."""
 
     async def agent(client: AgentClient) -> float:
         keys.append(client.api_key)

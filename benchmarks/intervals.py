@@ -9,7 +9,7 @@ are like "alike". For means, the rewards of the tasks are normally or uniformly 
 
 Each cell shows the fraction of draws whose interval contains the true value, and the mean interval
 width. The benchmark fails if evert's coverage is below 93% (90% for uniform rewards, because
-Student's t interval is exact only for normal ones). For comparison, ``bootstrap`` is SciPy's
+Student's t interval is exact only for normal rewards). For comparison, ``bootstrap`` is SciPy's
 percentile bootstrap over tasks, which has zero width if all tasks have the same result, and
 ``errors`` is the mean over tasks plus or minus 1.96 standard errors.
 """
@@ -70,7 +70,7 @@ def task(share: float, episodes: int, alike: float, rng: random.Random) -> list[
 
 
 def cover(ends: Iterable[tuple[float, float] | None], truth: float) -> tuple[float, str]:
-    """Return the coverage of the intervals, and the table cell with coverage and mean width."""
+    """Return the intervals' coverage, and a table cell with the coverage and the mean width."""
     known = [each or (-np.inf, np.inf) for each in ends]
     held = fmean(low <= truth <= high for low, high in known)
     return held, f"{held:.1%} {fmean(high - low for low, high in known):.2f}"

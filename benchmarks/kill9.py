@@ -2,14 +2,14 @@
 
     python benchmarks/kill9.py [--runs 30] [--seed 0] [--signal KILL|TERM|INT] [--quick]
 
-Half of the moments are spread evenly over the run. The others are a few milliseconds after some
-file appears in the run folder (a draft, the first checkpoint, the result), so that short phases are
-interrupted, too. 40% of the runs are stopped a second time while they resume. The same command is
-then repeated until it succeeds, and the run is compared with an uninterrupted one: the metrics of
-every step (except times), the held-out scores and the checkpoints must be the same, with no step
-repeated and no drafts left. Numbers may differ by rounding errors, because batching depends on
-timing. The runs have a warm-up, and both rolling and kept checkpoints. The benchmark fails if a run
-does not resume or ends with different results.
+Half of the moments are spread evenly over the run. Each of the other moments is a few milliseconds
+after some file appears in the run folder (a draft, the first checkpoint, the result), so that short
+phases are interrupted, too. 40% of the runs are stopped a second time while they resume. The same
+command is then repeated until it succeeds, and the run is compared with an uninterrupted one: the
+metrics of every step (except times), the held-out scores and the checkpoints must be the same, with
+no step repeated and no drafts left. Numbers may differ by rounding errors, because batching depends
+on timing. The runs have a warm-up, and both rolling and kept checkpoints. The benchmark fails if a
+run does not resume or ends with different results.
 """
 
 import argparse
@@ -50,7 +50,7 @@ TRIES, LONGEST = 6, 300
 AGAIN = 0.4
 """Fraction of runs that are stopped again while they resume."""
 STOPPED = {signal.SIGKILL: -signal.SIGKILL, signal.SIGTERM: 130, signal.SIGINT: 130}
-"""Signal -> exit status of a command that it stopped."""
+"""Signal -> exit status of a command that was stopped by that signal."""
 
 
 # -- moments -------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class Moment:
     there: Callable[[Path], bool] = lambda folder: True
 
     def wait(self, folder: Path, process: "subprocess.Popen[str]") -> None:
-        """Wait for the moment, or until the command exits."""
+        """Wait until the moment comes or the command exits."""
         while process.poll() is None and not self.there(folder):
             time.sleep(0.001)
         deadline = time.monotonic() + self.seconds
@@ -139,7 +139,7 @@ class Stopped:
 
     folder: Path
     moments: list[str]
-    """When it was stopped each time, and the last phase it had reached."""
+    """For each time it was stopped: the moment, and the last phase that it had reached."""
     commands: int = 0
     problems: tuple[str, ...] = ()
 
@@ -172,7 +172,7 @@ def stop_and_go_on(
 def ended_well(status: int, errors: str, number: signal.Signals, folder: Path) -> bool:
     """Return whether a command exited with the right status and without a traceback.
 
-    Before evert is imported, signals have Python's default behavior.
+    A command that is stopped before it has imported evert may also exit as Python does by default.
     """
     if status in (0, STOPPED[number]) and "Traceback" not in errors:
         return True

@@ -6,9 +6,10 @@ Each measurement runs in a separate process:
 
 - How much memory do a float32 base model with 55M parameters, a trained adapter and its samplers
   take, relative to the base model's size? The process first does the same with ``evert-tiny``, so
-  that imports don't count. Target: 1.6 times that size, with one trainer and two samplers.
+  that imports don't count. Target: with one trainer and two samplers, at most 1.6 times the base
+  model's size.
 - What is the peak memory of a process during a training pass over one datum of 8,192 tokens with
-  Qwen3's vocabulary of 151,936, for an adapter and for all weights? Target: 4 GB, including
+  Qwen3's vocabulary of 151,936, for an adapter and for all weights? Target: at most 4 GB, including
   imports.
 
 The models have random weights, which makes no difference here. Exits with status 1 if a result

@@ -9,8 +9,8 @@ policy, and are measured in the same run:
     message env   the Cookbook's EnvFromMessageEnv with a hand-written MessageEnv
     cookbook      the Cookbook's hand-written GuessNumberEnv
 
-In the second table, an agent has many conversations in one episode. It shows the cost per call for
-the first fifty and the last fifty calls.
+In the second table, an agent has many conversations in one episode. The table shows the cost per
+call for the first fifty and for the last fifty calls.
 
     new           each call starts a new conversation after the same system prompt
     branches      each call continues the same reply with a different message

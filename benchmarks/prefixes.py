@@ -3,16 +3,16 @@
     python benchmarks/prefixes.py [--quick] [--device cpu|cuda] [--threads N]
     python benchmarks/prefixes.py --parts     ablation of the three optimizations
 
-Each case runs on two samplers with the same weights. One of them has no cache and only shares
-identical prompts. "distinct" is the number of tokens that must be computed at least once: the nodes
-in the trie of all prompts. Times are medians over rounds, and ratios are computed within a round.
-Exits with status 1 if more than 1.1 times the distinct tokens are computed, if the greedy replies
-of the two samplers differ, or if sharing does not make many prompts with one long prefix 8 times as
-fast.
+Each case runs on two samplers with the same weights. One of them has no prefix cache and reuses
+computation only between identical prompts. "distinct" is the number of tokens that must be computed
+at least once: the nodes in the trie of all prompts. Times are medians over rounds, and ratios are
+computed within a round. Exits with status 1 if more than 1.1 times the distinct tokens are
+computed, if the greedy replies of the two samplers differ, or if sharing does not make sampling
+from many prompts with one long prefix at least 8 times as fast.
 
-``--parts`` runs the cases with all optimizations, and with one of them disabled at a time. The
-optimizations are a cache between calls, computing the common prefixes of a call first, and storing
-the common stem of a batch once.
+``--parts`` runs the cases with all three optimizations, and then with each of them disabled in
+turn. The optimizations are a cache between calls, computing the common prefixes of a call first,
+and storing the common stem of a batch once.
 """
 
 import argparse
@@ -128,7 +128,7 @@ def make_prompts(tokenizer: Any) -> list[Prompt]:
 
 
 def make_cases(tokenizer: Any) -> list[Case]:
-    """Return the cases in order. Each one uses the cache filled by the earlier ones."""
+    """Return the cases in order. Each case uses the cache that the earlier cases have filled."""
     prompts = make_prompts(tokenizer)
     tail = prompts[0][-40:]
     openings = [prompt[-40:] for prompt in prompts[:16]]
@@ -171,7 +171,7 @@ def compare(case: Case, rounds: Sequence[tuple[Run, Run]], table: Table) -> list
 
 
 def new_client(training: Any, share: int) -> Any:
-    """Return a sampler with a new prefix cache for 1/``share`` of the key-value cache's tokens."""
+    """Return a sampler whose new prefix cache has 1/``share`` of the key-value cache's capacity."""
     usual, frozen._PREFIX_SHARE = frozen._PREFIX_SHARE, share
     try:
         client = training.save_weights_and_get_sampling_client().result()
@@ -186,7 +186,7 @@ PARTS = ("all parts", "the cache", "prefixes first", "the stem")
 
 @contextmanager
 def without(part: str) -> Iterator[int]:
-    """Disable one optimization; yield the ``share`` to pass to ``new_client``."""
+    """Disable one optimization; yield the ``share`` that ``new_client`` needs for this."""
     switches: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         "prefixes first": (batches, "shared_prefixes", lambda *_: []),
         "the stem": (lean_batch, "best_stem", lambda *_: None),
@@ -201,7 +201,7 @@ def without(part: str) -> Iterator[int]:
 
 
 def measure_parts(training: Any, cases: Sequence[Case], rounds: int) -> Table:
-    """Measure each case with all optimizations and without each of them."""
+    """Measure each case with all optimizations, and with each of them disabled in turn."""
     runs: dict[str, list[list[Run]]] = {part: [[] for _ in cases] for part in PARTS}
     for _ in range(rounds):
         for part in PARTS:

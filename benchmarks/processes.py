@@ -7,10 +7,10 @@ Each row is a command that tries to leave processes behind. It is stopped in fou
     SIGTERM       the trainer receives SIGTERM while all commands are running
     SIGKILL       the same with SIGKILL, which the trainer cannot handle
 
-A process that still exists a second later counts as a failure, as does an episode folder that still
-exists after five. The commands run without a sandbox, because a sandbox would stop these processes
-anyway. The last lines show the cost of a command that does nothing, without and with a sandbox.
-``commands.py`` checks what many harmless commands leave behind.
+A process that still exists one second later counts as a failure, and so does an episode folder that
+still exists after five seconds. The commands run without a sandbox, because a sandbox would stop
+these processes anyway. The last lines show the cost of a command that does nothing, without and
+with a sandbox. ``commands.py`` checks what many harmless commands leave behind.
 
     python benchmarks/processes.py [--quick] [--times 20]
 """
@@ -35,7 +35,7 @@ from evert import ChatAgentEnv, ProcessAgent
 from evert.agents.sandbox import sandbox_problem
 
 STAY = "import sys, time\nif sys.argv[2] == 'stay': time.sleep(120)\n"
-"""Appended to each command: wait to be killed, or exit before the child processes."""
+"""Appended to each command. It either waits to be killed or exits before its child processes do."""
 
 HOSTILE = {
     "new session": """
@@ -119,7 +119,7 @@ asyncio.run(play())
 
 
 def hostile(name: str, mark: str, then: str, sandbox: bool = False) -> ProcessAgent:
-    """Return an agent that tries to outlive its episode. Its command ends if ``then`` is "end"."""
+    """Return an agent that tries to outlive its episode. If ``then`` is "end", its command ends."""
     code = HOSTILE[name] + STAY
     return ProcessAgent([sys.executable, "-S", "-c", code, f"{mark}-{name}", then], sandbox=sandbox)
 
@@ -178,7 +178,7 @@ async def closed(name: str) -> bool:
 
 
 def killed(names: list[str], number: signal.Signals, sandbox: bool = False) -> dict[str, bool]:
-    """Kill a trainer; return whether each command and all episode folders are gone."""
+    """Kill a trainer; return for each command, and for the folders, whether nothing is left."""
     mark = new_mark()
     with tempfile.TemporaryDirectory() as folder:
         trainer = subprocess.Popen(

@@ -10,8 +10,8 @@ saves only the time for sampling, which is shorter for ``evert-tiny`` than for l
     chat            four replies of up to 64 tokens, about one or two sentences each
     guess-number    ten replies of six tokens, so there is little to save
 
-Exits with status 1 if a transition differs, or if replaying the chat is not 20 times as fast as
-sampling.
+Exits with status 1 if a transition differs, or if replaying the chat is not at least 20 times as
+fast as sampling it.
 """
 
 import argparse

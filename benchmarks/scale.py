@@ -9,9 +9,9 @@ These costs are measured on one core, in CPU seconds, so that other load makes l
 
 In the queueing model, episodes circulate between a worker's core, the trainer's process (its
 service and its loop share one core because of the GIL) and the sampler, where they wait for a
-reply. ``throughput`` solves this closed queueing network exactly, with mean value analysis.
-Everything else is an assumption that can be changed with an option: the CPU time of the agent, the
-latency of a reply, the failure rate of machines.
+reply. ``throughput`` solves this closed queueing network exactly, with mean value analysis. All
+other inputs (the CPU time of the agent, the latency of a reply, the failure rate of machines) are
+assumptions, which options can change.
 
     python benchmarks/scale.py [--quick] [--plot scale.png]
 """
@@ -84,9 +84,9 @@ class Costs:
     request_bytes: int
     """Size of a request and its response."""
     group_bytes: float
-    """Size of a worker's results per turn."""
+    """Size of the results that a worker sends back, per turn."""
     task_bytes: int
-    """Size of a worker's task, per group."""
+    """Size of the task that is sent to a worker, per group."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Assumed:
 
 
 async def agent(client: Any, task: int) -> float:
-    """Chat for ten turns. The last prompt has about ``PROMPT`` tokens, its reply ``REPLY``."""
+    """Chat for ten turns. The last prompt has about ``PROMPT`` tokens; a reply has ``REPLY``."""
     messages: list[dict[str, str]] = []
     for _ in range(Assumed.turns):
         messages.append({"role": "user", "content": "and then? " * 8})
@@ -221,7 +221,7 @@ class Outcome:
     connections: float
     """Concurrent connections to the service."""
     lost: float
-    """Groups that are played again per step, if each episode slot plays one episode per step."""
+    """Groups lost and replayed per step, if each episode slot plays one episode per step."""
 
 
 def simulate(machines: int, costs: Costs, assumed: Assumed, way: str = "service") -> Outcome:

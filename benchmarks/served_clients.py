@@ -6,8 +6,8 @@ The programs for the clients are the strings below. Each environment made by
 `frameworks/make_environment.py` runs the programs for the clients that it contains. They call the
 server of `evert serve`, which gives scripted replies. Claude Code and Codex come from
 `frameworks/make_programs.py`. With ``--quick``, only the SDKs in the current environment are
-tested. A check that raises counts as a protocol failure. The benchmark fails if there are any, or
-if an environment is missing.
+tested. A check that raises counts as a protocol failure. The benchmark fails if there are protocol
+failures, or if an environment is missing.
 """
 
 import argparse

@@ -16,8 +16,8 @@ score   Two trained agents each play 480 episodes with ``evert evaluate``, and 4
         most two standard errors.
 
 ``cpu`` and ``memory`` measure a server in another process that uses a scripted model. For
-``memory``, its limits are so low that it already drops conversations in the first tenth. Exits with
-status 1 if a result misses its target.
+``memory``, the server's limits are so low that it drops conversations even during the first tenth
+of the requests. Exits with status 1 if a result misses its target.
 """
 
 import argparse

@@ -155,7 +155,7 @@ class Client:
         return "/v1/responses", {**body, "previous_response_id": self._previous}
 
     def hear(self, answer: str) -> None:
-        """Add a response to the conversation, like a program that only stores its text."""
+        """Add a response to the conversation, like a program that stores only a reply's text."""
         text = f"I see {self.mark}." if self.mark in answer else "I see ."
         if self.api == "gemini" and not self.stream:
             self._history.append(json.loads(answer)["candidates"][0]["content"])

@@ -2,7 +2,8 @@
 
     python benchmarks/served_script.py same|marks
 
-Prints its address and API key. For each line from stdin, it then prints its resource usage.
+Prints the server's address and API key. Then, for each line that it reads from stdin, it prints the
+resource usage of its process.
 """
 
 import ctypes
@@ -58,7 +59,7 @@ class Script:
         return self.watch(prompt, params, lambda _: None)
 
     def watch(self, prompt: types.ModelInput, params: object, watch: Any) -> Any:
-        """Queue a request, like ``sample``. The reply is first passed to ``watch``."""
+        """Queue a request, like ``sample``. Before returning the tokens, call ``watch(tokens)``."""
         future: Future[Any] = Future()
         self._waiting.put((future, prompt.to_ints(), watch))
         return SimpleNamespace(future=lambda: future)

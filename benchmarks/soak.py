@@ -11,8 +11,9 @@ First, each type of episode is played alone, to measure how long one agent can b
 all types are mixed, with several concurrent episodes, at most one of which has long strings.
 
 The benchmark fails if memory grows by 2% after the first minute, if a task, thread, descriptor,
-child process or folder is left, or if one agent blocks the loop for 100 ms. Only the CPU time of
-this process, in any thread, counts as a stall; the rest of the time, other processes were running.
+child process or folder is left, or if one agent blocks the loop for 100 ms. Only CPU time of this
+process, in any of its threads, counts as a stall, because other processes were running during the
+rest of the time.
 """
 
 import argparse
@@ -296,8 +297,8 @@ class Kind:
 
     Attributes:
         share: Relative frequency. The values add up to roughly ten thousand.
-        play: Function that plays it and returns the number of episodes.
-        fails: Whether it is expected to raise an exception.
+        play: Function that plays episodes of this type and returns how many it played.
+        fails: Whether an exception is expected.
     """
 
     share: float
@@ -339,7 +340,7 @@ def kinds(length: int) -> dict[str, Kind]:
 async def long(
     agent: Any, request: Any, policy: Any, alone: asyncio.Lock, rng: random.Random
 ) -> int:
-    """Play an episode whose long request the policy ignores. Only one runs at a time."""
+    """Play an episode whose long request the policy ignores. Such episodes run one at a time."""
     async with alone:
         return await rollout(agent, request, policy=policy)
 
@@ -453,7 +454,7 @@ async def alone(table: dict[str, Kind], rng: random.Random) -> Watch:
 
 @dataclass
 class Seen:
-    """Results for each type alone and for all types mixed, and ``held`` before and after."""
+    """Results for each type alone and for all types mixed; ``held()`` before and after."""
 
     alone: Watch
     mixed: Watch

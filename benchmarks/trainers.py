@@ -4,14 +4,14 @@
     python benchmarks/trainers.py [--quick] [--only trl] [--seeds 0 1 2] [--figure FILE]
         [--model FOLDER]
 
-The four are ``evert train``, the loop from ``docs/own-loop.md``, verl's unmodified ``main_ppo``
-(``examples/verl_on_cpu``) and TRL's ``GRPOTrainer`` (``examples/trl_on_cpu``). The last two run in
-``.frameworks/trainers``. All use the same agent, base and learning rate, and run sequentially on
-the CPU, for 30 steps of 8 tasks with 8 episodes each. Rewards and step times are taken from the
-trainer's own log, printed and saved. The benchmark fails if a run fails, or if its mean reward over
-the last five steps is below 0.95. ``--model .models/smollm2`` trains an adapter for a real model
-instead, with 12 steps of 12 tasks on two threads. This excludes verl, because that example supports
-only ``evert-tiny``.
+The four trainers are ``evert train``, the loop from ``docs/own-loop.md``, verl's unmodified
+``main_ppo`` (``examples/verl_on_cpu``) and TRL's ``GRPOTrainer`` (``examples/trl_on_cpu``). The
+last two run in ``.frameworks/trainers``. All use the same agent, base model and learning rate, and
+run sequentially on the CPU, for 30 steps of 8 tasks with 8 episodes each. Rewards and step times
+are taken from each trainer's own log; the script prints and saves them. The benchmark fails if a
+run fails, or if its mean reward over the last five steps is below 0.95. ``--model .models/smollm2``
+trains an adapter for a real model instead, with 12 steps of 12 tasks on two threads. This excludes
+verl, because that example supports only ``evert-tiny``.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Recipe:
     max_tokens: int = 16
     learning_rate: float = 1e-3
     threads: int = 1
-    passes: int = 1  # TRL's passes per step; the more passes, the less memory
+    passes: int = 1  # TRL's passes per step; more passes need less memory
 
 
 EPISODES = 8

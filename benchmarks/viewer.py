@@ -5,8 +5,9 @@
 The first part writes scripted guess-number rollouts to disk, as a run of 100 steps with groups of
 eight. It then requests every view, first while the index is being built and then with a complete
 index. The second part trains identity with the default settings while a viewer receives the
-requests that its web page would send: the state every two seconds, and the run view after changes,
-but no sooner than the previous response allows. The benchmark fails if a result misses its target.
+requests that its web page would send: for the state every two seconds, and for the run view after
+changes, but only after the delay that the previous response asked for. The benchmark fails if a
+result misses its target.
 """
 
 import argparse

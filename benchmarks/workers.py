@@ -7,7 +7,7 @@ Each part runs the unmodified ``rl.train.main`` with the embedded engine on one 
 
 - heavy: an agent that computes for 50 ms per episode, on one worker and on two
 - plain: identity, in this process and on two workers
-- killed: ten steps in which one worker is killed each time; every group must still complete
+- killed: ten steps, with one worker killed in each step; every group must still complete
 
 Times are the seconds that a step spends on rollouts (``time/sampling``), as the median over all
 steps but the first two, in which the workers start. The benchmark fails if a result misses its
@@ -43,7 +43,7 @@ BAR = 1.8
 
 
 def identity(burn: float = 0.0, dying: Path | None = None) -> Callable[..., Any]:
-    """Return an agent that burns CPU, and kills its worker if ``dying`` has a file for the task."""
+    """Return an agent that burns CPU. If ``dying`` has a file for the task, it kills its worker."""
 
     def work(task: int) -> None:
         end = time.thread_time() + burn
@@ -118,7 +118,7 @@ def plain(kind: str, steps: int) -> None:
 
 
 def killed(kind: str, steps: int) -> int:
-    """Return how many steps complete even though a worker is killed in each."""
+    """Return how many steps complete although a worker is killed in each step."""
     dying = Path(tempfile.mkdtemp(prefix="evert-dying-"))
     for step in range(steps):
         (dying / str(step * GROUPS)).touch()

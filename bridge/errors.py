@@ -1,9 +1,9 @@
 """``EvertError``, the base class of all evert errors, and the errors raised by the bridge.
 
 An agent can stop in three ways: it returns (later calls raise ``EpisodeEndedError``), its Env is
-closed (``EnvClosedError``), or it raises (``AgentError``). Every class also inherits from a
-standard-library exception and can be pickled. Messages state what we got, what was expected and
-what to do next. If the Env cannot serve a request, the agent gets the OpenAI SDK's own
+closed (``EnvClosedError``), or it raises an exception (``AgentError``). Every class also inherits
+from a standard-library exception and can be pickled. Messages state what we got, what was expected
+and what to do next. If the Env cannot serve a request, the agent gets the OpenAI SDK's own
 ``BadRequestError`` (``chat/bad_requests.py``), because agents already catch that class.
 
 ``AgentAborted`` derives from ``BaseException`` rather than ``EvertError``, so that it also stops an

@@ -69,7 +69,7 @@ class IsolateLimitError(IsolateError, TimeoutError):
 
 @asynccontextmanager
 async def isolate(make: Make, *arguments: Any) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Open an ``Isolate`` for an ``async with`` block. Yields ``call`` as a coroutine function."""
+    """Open an ``Isolate`` for an ``async with`` block. Yields an async version of its ``call``."""
     run = partial(asyncio.get_running_loop().run_in_executor, _threads())
     making = run(partial(Isolate, make, *arguments))
     process = await acquire(making, lambda process: off_loop(process.close))
@@ -88,7 +88,7 @@ def import_function(path: str, *example: Any) -> Callable[..., Any]:
 
 
 async def isolated_score(client: Any, scorer: tuple[Make, *tuple[Any, ...]], *answer: Any) -> Any:
-    """Call a scorer once and return its result, or None if it raises or exceeds a limit.
+    """Call a scorer once. Return its result, or None if the scorer raises or exceeds a limit.
 
     Args:
         client: The agent's client. The metric ``scorer_stopped`` is set to 1 if the scorer

@@ -2,8 +2,8 @@
 
     python -P isolation_server.py CONTROL TRAINER
 
-``isolation.py`` starts this script. To open an isolate, it sends one byte along with two sockets: a
-channel, and a socket that stops the isolate when it is closed. The first message on the channel
+``isolation.py`` starts this script and, to open an isolate, sends one byte along with two sockets:
+a channel, and a socket that stops the isolate when it is closed. The first message on the channel
 describes how to create the function. The server creates it once, and every isolate inherits it
 through a fork, which takes milliseconds. The isolate then reads calls and writes results. Calls are
 pickles, which is safe because only the trainer writes them. Results are lines of JSON, so even if
@@ -33,13 +33,13 @@ from contextlib import suppress
 from typing import Any, BinaryIO
 
 BYTES = 2**30
-"""Maximum memory of an isolate in bytes, not counting what it inherits from the server."""
+"""Maximum memory of an isolate in bytes, not counting memory inherited from the server."""
 
 IDLE = 300
 """Seconds that a server stays alive without isolates; the next isolate starts a new server."""
 
 LONGEST_CALL = 10
-"""Seconds before the kernel kills an isolate that is still in a call, if the server cannot."""
+"""Seconds after which the kernel kills an isolate that is in a call, in case the server can't."""
 
 HEADER = struct.Struct("!Q")
 """The length prefix of every message to an isolate."""
@@ -129,7 +129,7 @@ def _message(requests: BinaryIO) -> bytes:
 
 
 def _answer(channel: socket.socket, line: bytes) -> None:
-    with suppress(ConnectionError):  # the trainer has closed it
+    with suppress(ConnectionError):  # the trainer has closed the channel
         channel.sendall(line + b"\n")
 
 
@@ -202,7 +202,7 @@ def _filter_calls(kernel: ctypes.CDLL, machine: str) -> bool:
         (load, 0, 0, 0),  # the system call number
         (above, 0, 1, 0x40000000),  # x32 calls use different numbers
         (leave, 0, 0, refuse),
-        (equal, 0, 1, CLONE3),  # filters cannot read its flags; libraries fall back to clone
+        (equal, 0, 1, CLONE3),  # filters can't read clone3's flags; libraries fall back to clone
         (leave, 0, 0, unknown),
         *(line for n in numbers for line in ((equal, 0, 1, n), (leave, 0, 0, refuse))),
         (equal, 0, 3, CLONE[machine]),

@@ -68,9 +68,9 @@ if hasattr(os, "register_at_fork"):
 def give_threads(loop: asyncio.AbstractEventLoop) -> None:
     """Make an event loop's default executor large enough for frameworks that block its threads.
 
-    By default, it has only a few threads. Waiting agents would occupy all of them, and other agents
-    could never make the calls that the trainer is waiting for. An executor that the user has set is
-    not replaced.
+    By default, this executor has only a few threads. If waiting agents occupied all of them, other
+    agents could never make the calls that the trainer is waiting for. An executor that the user has
+    set is not replaced.
     """
     # There is no public API for a loop's executor or a pool's size.
     executors = (obj for obj in gc.get_referents(loop) if isinstance(obj, Executor))  # for uvloop

@@ -18,6 +18,7 @@ class Owner(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether the rollout's agent has finished."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ SECRET_WORD = re.compile(
 """Words that mark a name as the name of a key."""
 
 NO_SECRET = frozenset({"env", "file", "path", "dir", "folder", "name", "sock", "type", "url"})
-"""If a name ends with one of these words, its value is the location or type of a key."""
+"""If a name ends with one of these words, its value is the location or type of a key, not a key."""
 
 FOLDERS = frozenset({"PWD", "OLDPWD"})
 
@@ -54,7 +54,7 @@ LONE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair. Text that contains one cannot be written to a UTF-8 file."""
 
 LONGEST_KEY = 2**13
-"""How far back from the kept text to look for the start of a secret, in characters."""
+"""Number of characters before the kept text in which to look for the start of a secret."""
 
 _registered: dict[str, str] = {}
 _marks: list[tuple[str, str]] = []  # (spelling of a secret, placeholder), longest first
@@ -125,7 +125,7 @@ def redacted_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def redacted_tree(value: Any, name: str = "") -> Any:
-    """Redact all strings in a nested value. If a name looks like a key's, its value is replaced."""
+    """Redact a nested value. If a name looks like the name of a key, its value is replaced."""
     if isinstance(value, str):
         if (secret := _of_url(value)) is not None:
             value = value.replace(secret, f"[{name}]")
@@ -177,7 +177,7 @@ def _secrets(pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _of_url(value: str) -> str | None:
-    """Return a URL's password. If it has none, return the user name, which may be a key."""
+    """Return a URL's password or, if there is none, the user name, which may be a key."""
     if "://" not in value or "@" not in value:
         return None
     try:

@@ -26,7 +26,7 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """Return all exceptions nested in an exception group, in order, or just ``error`` itself."""
+    """Return the exceptions in an exception group, in order. Any other error is returned alone."""
     exceptions, pending = list[BaseException](), [error]
     while pending:
         exception = pending.pop()
@@ -55,8 +55,8 @@ def agent_traceback(error: BaseException) -> str:
 
     Frames in evert and in libraries are left out. If the agent itself lives in a library, the
     frames of installed packages are shown instead. An exception group gets one traceback per
-    exception; an exception with no agent frames uses the group's frames. Returns "" if there are
-    no frames to show.
+    exception. If an exception has no agent frames, the group's frames are shown for it. Returns ""
+    if there are no frames to show.
     """
     around = own_frames(error) or _frames(error, "packages")
     pairs = [(own_frames(leaf) or around, leaf) for leaf in leaves(error)[:MOST_LEAVES]]

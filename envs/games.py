@@ -42,10 +42,10 @@ class Metric:
     """How to display a metric that an agent records for each episode (``client.metric``).
 
     Attributes:
-        title: Title of its plots on a run's page, such as "Bits per question".
-        unit: Unit shown in its plots.
+        title: Title of the metric's plots on a run's page, such as "Bits per question".
+        unit: Unit shown in the plots.
         drawn: Which episodes to plot: "train", "test" (held-out), or both.
-        tabled: Whether evaluation tables and CSV files include its mean over episodes.
+        tabled: Whether evaluation tables and CSV files include the mean over episodes.
         about: A sentence that explains the metric, if the title isn't clear enough.
     """
 
@@ -71,7 +71,8 @@ class Game:
             return an agent.
         opponents: Scripted opponents that can take a seat. Maps names to import paths of functions
             that take a seed and return a function from messages to the text of a reply.
-        searching: Maps an agent's import path to that of the same agent with a search tool.
+        searching: Maps an agent's import path to the import path of the same agent with a search
+            tool.
         metrics: Metrics that the agent records, by name, for evaluation tables and reports.
     """
 
@@ -90,7 +91,8 @@ class Game:
         """Return the settings for a training run: agent, tasks and recipe.
 
         Args:
-            full_size: Apply the ``full_size`` overrides, for all but the bundled base models.
+            full_size: Whether to apply the ``full_size`` overrides. Set it for all models except
+                the bundled base models.
         """
         paths = {name: getattr(self, name) for name in ("agent", "train_tasks", "test_tasks")}
         return {**paths, **self.recipe, **(self.full_size if full_size else {})}

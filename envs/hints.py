@@ -27,7 +27,8 @@ GAME = Game(
         "demonstrations": "evert.envs.hints:demonstrations",
         "warm_up_steps": 40,
         "steps": 80,
-        # Every step uses all eight words, or guessing only the words in use would pay off.
+        # Every step uses all eight words. Otherwise, it would pay off to guess only the words in
+        # use.
         "batch_size": 8,
         "group_size": 16,
         "test_group_size": 8,

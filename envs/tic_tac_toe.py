@@ -34,7 +34,7 @@ GAME = Game(
         "batch_size": 16,
         "group_size": 8,
         "learning_rate": 2e-4,
-        "kl_penalty": 0.02,  # to the base model, so that the policy keeps exploring
+        "kl_penalty": 0.02,  # keeps the policy close to the base model, so that it explores
         "max_tokens": 2,
         "eval_every": 40,
         "save_every": 20,
@@ -172,10 +172,10 @@ def correction(answer: str, board: Board) -> str:
 async def self_play_agent(client: "AgentClient", task: Board) -> dict[str, float]:
     """Play a game between the seats x and o, starting from the board ``task``.
 
-    The reward is 1 for a win and -1 for a loss. Only the first turn is trained on; the rest of
-    the game is played to estimate its value. All episodes of a group make this first move on the
-    same board, so their mean reward is a baseline for that board. If we trained on whole games, a
-    lucky starting board would reinforce every move.
+    The reward is 1 for a win and -1 for a loss. Only the first turn is trained on; the rest of the
+    game is played to estimate the value of that turn. All episodes of a group make this first move
+    on the same board, so their mean reward is a baseline for that board. If we trained on whole
+    games, a lucky starting board would reinforce every move.
     """
     players = {seat: client.seat(seat) for seat in SEATS}
     later = {seat: partial(_turn, player.untrained) for seat, player in players.items()}
@@ -240,7 +240,11 @@ Turn = Callable[[Board], Awaitable[int | None]]
 async def _play(
     board: Board, turns: Mapping[str, Turn], later: Mapping[str, Turn] | None = None
 ) -> str:
-    """Play to the end and return the winner or "". ``later`` replaces ``turns`` after one turn."""
+    """Play to the end. Return the winner, or "" for a draw.
+
+    ``turns`` has a function for each seat. If ``later`` is given, it replaces ``turns`` after the
+    first turn.
+    """
     while (victor := winner(board)) is None:
         cell = await turns[mover(board)](board)
         if cell is None:
@@ -295,7 +299,7 @@ def _reply(rng: random.Random, cells: Callable[[Board], list[int]], messages: Se
 
 
 def habits(board: Board) -> list[list[int]]:
-    """Return one list of cells per habit (there are four), from which it picks a random cell.
+    """Return the cells that each of the four habits chooses from (uniformly at random).
 
     The first habit picks any free cell, the second a cell that wins, the third a cell that blocks
     the opponent from winning, and the fourth a cell that does neither. A habit that finds no such

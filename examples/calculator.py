@@ -42,7 +42,7 @@ def calculate(expression):
 
 
 async def solve(question, *before):
-    """Ask a question, following any earlier messages; return the answer and the tool results."""
+    """Ask a question after the messages in ``before``; return the answer and the tool results."""
     client, results = AsyncOpenAI(), []
     messages = [*before, {"role": "user", "content": question}]
     for _ in range(CALLS):

@@ -14,7 +14,7 @@ MODEL, RENDERER = "evert-tiny", "qwen3_instruct"
 
 
 async def agent(client, task):
-    """Tell the model who to be; return 1.0 if it says so, else 0.0."""
+    """Tell the model which number to be; return 1.0 if it says that it is, else 0.0."""
     completion = await client.chat.completions.create(
         messages=[{"role": "user", "content": f"Let's play a game. Say you are {task}."}]
     )

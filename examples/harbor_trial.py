@@ -17,7 +17,7 @@ TASK = Path(__file__).parent / "harbor" / "sum-csv"
 
 
 def say(keys: str = "") -> str:
-    """Return a reply for terminus-2 with keys to type, or without keys to complete the task."""
+    """Return terminus-2's next reply: type the keys or, if there are none, complete the task."""
     commands = [{"keystrokes": f"{keys}\n", "duration": 0.5}] if keys else []
     return json.dumps({"analysis": "", "plan": "", "commands": commands, "task_complete": not keys})
 

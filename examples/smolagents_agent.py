@@ -1,4 +1,4 @@
-"""smolagents, a synchronous framework: give its model an HTTP client on ``client.transport``."""
+"""smolagents, a synchronous framework: its model's HTTP client uses ``client.transport``."""
 
 import openai
 from game import TURNS, Game, next_guess, play, tool_call

@@ -141,7 +141,7 @@ class GameGraph:
     # -- edges -----------------------------------------------------------------------------------
 
     def after_ask(self, state):
-        """Run the search tool if the player called it and there is one."""
+        """If there is a search tool and the player called it, run it."""
         calls = state["messages"][-1].tool_calls
         return "search" if calls and self.search_tool is not None else "answer"
 

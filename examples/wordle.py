@@ -2,7 +2,7 @@
 
     python benchmarks/experiments.py --only wordle
 
-TextArena's game downloads its word list, so this file has its own list of 112 words. They are
+TextArena's game downloads its word list, so this file has its own list of 112 words. Words are
 spelled out ("c r a n e"). After each guess, the agent gets a mark for each letter: correct (G), in
 a different position (Y) or not in the word (X). Solving the game earns 1 + 1 / turns. Otherwise,
 the reward comes only from partial credit for the last guess: 0.2 for each G and 0.1 for each Y.

@@ -4,8 +4,8 @@
 
 They are installed from ``frameworks/agents/<name>.txt`` without their dependencies, because the
 pinned versions conflict. The packages they import are already in the environment or listed in the
-same file. Examples that only exist in a package's sources (``IN_SOURCES``) are copied from the
-sources of the installed version. Exits with an error if anything fails.
+same file. Examples that are only in a package's source distribution (``IN_SOURCES``) are copied
+from the source distribution of the installed version. Exits with an error if anything fails.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from run_uv import ROOT, run, uv
 
 AGENTS = ROOT / "frameworks" / "agents"
 IN_SOURCES = {"openai3": ("openai-agents", "examples")}
-"""Environment -> a package and the folder in its sources to install next to it."""
+"""Environment -> a package, and a folder in its source distribution to put beside the package."""
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def add_from_sources(python: Path, package: str, folder: str) -> None:
-    """Unpack a folder from a package's sources next to the installed package."""
+    """Extract a folder from a package's source distribution and put it beside the package."""
     code = (
         "import importlib.metadata as m, sysconfig; "
         f"print(m.version('{package}'), sysconfig.get_path('purelib'))"
@@ -58,7 +58,7 @@ def add_from_sources(python: Path, package: str, folder: str) -> None:
 
 
 def unpack(package: str, version: str, folder: str, target: Path) -> None:
-    """Download the sources of a package and unpack one of their folders into ``target``."""
+    """Download a package's source distribution and extract one of its folders to ``target``."""
     with tempfile.TemporaryDirectory() as download:
         what = ["--no-deps", "--no-binary", package, "--dest", download, f"{package}=={version}"]
         run(sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq", "download", *what)

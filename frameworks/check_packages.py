@@ -10,7 +10,8 @@ the description, the files in the wheel, and four ways to install evert:
 - editable, with a script next to the checkout;
 - from a clone without symbolic links.
 
-The first check and ``uvx`` install the dependencies. The other checks reuse those in ``.venv``.
+The first check and ``uvx`` install the dependencies. The other checks use the dependencies in
+``.venv``.
 """
 
 import os
@@ -124,7 +125,7 @@ def checkout_of_this_tree() -> Path:
 
 
 def environment(name: str) -> str:
-    """Create an environment that can import this Python's packages; return its Python's path."""
+    """Create an environment that sees this Python's packages; return the path of its Python."""
     uv("venv", str(CHECKS / name))
     [packages] = (CHECKS / name).glob("lib/python*/site-packages")
     (packages / "requirements.pth").write_text(sysconfig.get_path("purelib"))

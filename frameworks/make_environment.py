@@ -29,7 +29,7 @@ PYTHONS = {"harbor": "3.12", "tau2": "3.12"}
 """Environment -> the only Python version that works."""
 
 ALONE = {"aider", "vllm"}
-"""Environments without evert, for programs that run as commands and have conflicting pins."""
+"""Environments without evert, for programs that run as commands and whose pins conflict."""
 
 LAID = {"examples": ["instructor==1.17.0"], "tasksets": ["bfcl-eval==2026.3.23"]}
 """Packages to install without their dependencies, which conflict and are not needed."""
@@ -73,7 +73,8 @@ def python_for(name: str) -> str:
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     by_name = shutil.which(f"python{version}")
     for found in filter(None, [by_name, *pyenv.glob(f"versions/{version}.*/bin/python")]):
-        # pyenv puts a shim on the PATH for every version. It fails unless the version is selected.
+        # pyenv puts a shim on the PATH for every version. A shim fails unless its version is
+        # selected.
         if subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
             return str(found)
     sys.exit(

@@ -114,7 +114,7 @@ def blocks_of(package: str, page: str, text: str) -> Iterator[Example]:
 
 
 def needed(code: str, before: list[str]) -> tuple[list[str], set[str]]:
-    """Return the earlier blocks that the code needs, and the names that no block defines.
+    """Return the earlier blocks that the code needs, and the names that no earlier block defines.
 
     If several blocks define a name, use the one that needs the fewest other names (on ties, the
     first).
@@ -136,7 +136,7 @@ def needed(code: str, before: list[str]) -> tuple[list[str], set[str]]:
 
 
 def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes below a node, except for those inside functions and classes."""
+    """Yield all nodes below a node, except for the nodes inside functions and classes."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, (*FUNCTIONS, ast.Lambda)):
@@ -194,7 +194,7 @@ def exclusion(example: Example) -> str | None:
 
 
 def failure_of(example: str, problem: str) -> dict[str, str] | None:
-    """Return the entry in ``failures`` that covers an example's problem, or None if none does."""
+    """Return the ``failures`` entry that covers an example's problem, or None if there is none."""
     for failure in TABLE["failures"]:
         if example in failure["examples"] and re.search(failure["error"], problem):
             return dict(failure)
@@ -242,7 +242,7 @@ def problem_of(played: dict[str, Any]) -> str | None:
 
 
 def surprise(played: dict[str, Any]) -> str | None:
-    """Return why an outcome is unexpected, or None if it matches the expected failures."""
+    """If an outcome is not among the expected failures, return why; otherwise, return None."""
     problem, name = problem_of(played), played["example"]
     if problem is not None:
         return None if failure_of(name, problem) else f"{name}: {problem}"

@@ -89,7 +89,7 @@ def in_group(path: Path, group: str) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip other modules if only one group is run, because importing them all takes a minute."""
+    """If only one group is run, skip all other modules, because importing them takes a minute."""
     group = config.getoption("markexpr")
     is_other = group in GROUPS and collection_path.is_file()
     return True if is_other and not in_group(collection_path, group) else None
@@ -109,12 +109,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="module")
 def _imported_modules_are_not_collected() -> None:
-    """Freeze all objects: scanning imported modules costs a second per garbage collection."""
+    """Freeze all objects, so that garbage collections don't spend a second scanning modules."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """Unfreeze them: Hypothesis looks up referrers if it is first imported at this point."""
+    """Unfreeze all objects, because Hypothesis, if it is imported only now, looks up referrers."""
     gc.unfreeze()

@@ -4,8 +4,9 @@ A test that leaves a child process or thread running fails, and the child proces
 if the test itself failed or timed out. Processes and threads that existed before the test or were
 started by its fixtures do not count.
 
-If our parent ignores signals (``nohup``, a shell's background job), so do we, but with a handler.
-Unlike ``SIG_IGN``, a handler is not inherited by child processes, which get signals as usual.
+If our parent process ignores signals (``nohup``, a shell's background job), we ignore them as well,
+but with a handler. Unlike ``SIG_IGN``, a handler is not inherited by child processes, which get
+signals as usual.
 """
 
 import signal

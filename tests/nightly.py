@@ -19,6 +19,6 @@ def draws(count: int) -> int:
 
 
 def each(values: Sequence[Any], by_day: Collection[Any]) -> list[Any]:
-    """Return values to parametrize with. Those not in ``by_day`` are marked ``nightly``."""
+    """Return values to parametrize with. Values that are not in ``by_day`` become ``nightly``."""
     night = pytest.mark.nightly
     return [one if one in by_day else pytest.param(one, marks=night) for one in values]

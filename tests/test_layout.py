@@ -99,7 +99,7 @@ def names_in(module: str) -> set[str]:
 
 
 def test_files_for_other_environments_import_only_names_that_exist() -> None:
-    """Type checkers and most test runs skip them, because ``.venv`` lacks what they need."""
+    """Type checkers and most test runs skip these files, because ``.venv`` lacks their packages."""
     folders = ("benchmarks", "examples", "frameworks", "tests")
     missing = [
         f"{path.relative_to(ROOT)}: {node.module}.{alias.name}"

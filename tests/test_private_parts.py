@@ -1,6 +1,6 @@
 """Private parts of other packages that evert uses because there is no public alternative.
 
-A comment explains each use. If another package removes one of them, its test here fails.
+A comment explains each use. If another package removes a part that we use, a test here fails.
 """
 
 import ast

@@ -28,7 +28,7 @@ COMMANDS = {
 }
 
 PAGES = {"engine": "plan"}
-"""Maps a command to the name of its module in ``commands/``, if the two differ."""
+"""Maps each command whose module in ``commands/`` has a different name to that name."""
 
 USAGE = f"""\
 Usage: evert COMMAND [key=value ...]

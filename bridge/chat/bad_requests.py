@@ -68,7 +68,7 @@ def context_length_exceeded(length: int, limit: int) -> openai.BadRequestError:
 
 @cache
 def _response(status: int = 400) -> Any:
-    """Return an empty response, cached because an agent may make thousands of bad calls."""
+    """Return an empty response. It is cached, because an agent may make thousands of bad calls."""
     base = openai.DefaultHttpxClient.__mro__[1]  # openai 3 uses httpx2, older versions httpx
     http = importlib.import_module(base.__module__.partition(".")[0])
     request = http.Request("POST", "http://evert.invalid/v1/chat/completions")
@@ -76,7 +76,7 @@ def _response(status: int = 400) -> Any:
 
 
 def refuse(what: str, error: Exception) -> NoReturn:
-    """Raise a 400 error for ``error``, which was raised while reading the field ``what``."""
+    """Raise a 400 error saying that the field ``what`` could not be read because of ``error``."""
     if isinstance(error, openai.BadRequestError):
         raise error
     reason = "".join(traceback.format_exception_only(error)).strip()

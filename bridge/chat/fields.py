@@ -29,7 +29,7 @@ class FieldPolicy:
 
     honoured: frozenset[str]
     ignored: frozenset[str]
-    refused: Mapping[str, tuple[Sequence[Any], str]]  # the values still accepted, and the advice
+    refused: Mapping[str, tuple[Sequence[Any], str]]  # values that are accepted anyway, and advice
 
     def check(self, fields: Mapping[str, Any], *, strict: bool) -> None:
         """Raise a 400 error for refused fields, and for unknown fields if ``strict``.
@@ -62,7 +62,7 @@ def _is_same(value: object, allowed: object) -> bool:
 
 
 def warn_once(name: str, text: str) -> None:
-    """Warn that ``name`` is ignored, once per name. ``text`` has a ``%`` placeholder for it."""
+    """Warn once that ``name`` is ignored. ``text`` contains a ``%`` placeholder for the name."""
     if name in _warned_names or len(_warned_names) >= MOST_WARNED:
         return
     _warned_names.add(name)
@@ -104,7 +104,7 @@ def read_kind(value: object, name: str, kind: Any, expected: str, absent: Any = 
 
 
 def read_list(value: object, name: str, of: str) -> Sequence[Any]:
-    """Return a list field, or an empty tuple if it is missing; ``of`` describes the items."""
+    """Return a list field, or () if it is missing. Error messages call the items ``of``."""
     return read_kind(value, name, (list, tuple), f"a list of {of}", ())  # type: ignore[no-any-return]
 
 

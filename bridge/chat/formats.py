@@ -1,10 +1,10 @@
 """Required output formats: ``response_format``, a forced ``tool_choice``, and strict tools.
 
-A hosted API enforces these by constraining the sampler. Here the trainer does the sampling, so
-evert puts an instruction in the prompt and validates the reply. The instruction is appended once
-and repeated only when the format changes. If a reply is invalid, evert tells the policy what is
-wrong and retries a limited number of times. Every attempt is a transition that is trained on, but
-the agent only sees the last reply.
+A hosted API enforces a required format by constraining the sampler. Here the trainer does the
+sampling, so evert puts an instruction in the prompt and validates the reply. The instruction is
+appended once and repeated only when the format changes. If a reply is invalid, evert tells the
+policy what is wrong and retries a limited number of times. Every attempt is a transition that is
+trained on, but the agent only sees the last reply.
 """
 
 import json
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from evert.bridge.chat.reply import Reply
 
 ANY_OBJECT = '{"type": "object"}'
-"""The schema of ``{"type": "json_object"}``."""
+"""The schema for the response format ``{"type": "json_object"}``."""
 
 ANY_VALUE = "{}"  # a schema that accepts any JSON
 
@@ -43,7 +43,7 @@ class ReplyFormat:
 
     @property
     def is_asked_for(self) -> bool:
-        """Whether the prompt needs an instruction. Strict tools need none, only validation."""
+        """Whether the prompt needs an instruction. Strict tools only need validation."""
         return self.schema is not None or bool(self.must_call)
 
     def instruction(self) -> str:

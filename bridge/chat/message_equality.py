@@ -31,7 +31,7 @@ def reply_key(text: str, calls: Sequence[ToolCall]) -> Key:
 
 
 def key_without_ids(key: Key) -> Key:
-    """Remove the call ids from a reply's key, because agents may change them."""
+    """Remove the call ids from a reply's key, because agents may change the ids."""
     kind, text, calls = cast("tuple[str, str, tuple[tuple[Key, Key, Key], ...]]", key)
     return kind, text, tuple(call[1:] for call in calls)
 
@@ -63,7 +63,7 @@ def call_names(calls: Sequence[ToolCall]) -> Key:
 
 
 def _same_json(text: str) -> str:
-    """Normalize key order, whitespace and integral floats, which frameworks often change."""
+    """Normalize JSON: frameworks often change the key order, whitespace and integral floats."""
     try:
         return json.dumps(json.loads(text, parse_float=_number), sort_keys=True)
     except (ValueError, RecursionError):

@@ -100,7 +100,7 @@ def _read_content(
     if isinstance(content, (list, tuple)):
         parts = [_read_part(part, index, number) for number, part in enumerate(content)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
-        # Join text parts, because some renderers accept only one. The text itself is unchanged.
+        # Join text parts, because some renderers accept only one part. The text stays the same.
         return "".join(texts) if parts and len(texts) == len(parts) else parts
     raise bad_request(
         f"messages[{index}].content must be a string or a list of parts, got "

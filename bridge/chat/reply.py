@@ -2,8 +2,8 @@
 
 A reply has two views. The *model's* view (``Reply.parsed``) is the message parsed by the renderer,
 including thinking. It is used if the reply has to be rendered again. The *agent's* view
-(``Reply.text``, ``tool_calls``) is what an OpenAI client returns. When the agent sends it back in
-its next request, ``Reply.is_sent_back_as`` recognises it.
+(``Reply.text``, ``tool_calls``) is what an OpenAI client returns. When the agent sends the reply
+back in its next request, ``Reply.is_sent_back_as`` recognises it.
 """
 
 import hashlib

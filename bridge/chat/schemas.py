@@ -42,7 +42,7 @@ def first_error(schema: str, value: Any) -> str | None:
     try:
         if _validator(schema).is_valid(value):
             return None
-    except Exception as error:  # validating with a bad schema may raise anything
+    except Exception as error:  # a bad schema may cause any exception
         _warn(schema, f"{getattr(error, 'message', error)!s:.300}")
         return None
     try:
@@ -65,7 +65,7 @@ def _validator(schema: str, *, for_report: bool = False) -> Validator:
 
 
 _NO_SCHEMAS = {"const", "enum", "dependentRequired", "dependencies"}
-"""Keywords that do not contain schemas: an ``anyOf`` inside them is just a value or a name."""
+"""Keywords that do not contain schemas. Inside them, ``anyOf`` is just a value or a name."""
 
 
 def _without_errors_of_alternatives(schema: Any) -> Any:

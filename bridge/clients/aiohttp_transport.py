@@ -17,7 +17,7 @@ from evert.bridge.clients.httpx_transport import ROOT_URL
 
 
 async def response_for(answer: ApiResponse, **options: Any) -> aiohttp.ClientResponse:
-    """Convert a response to aiohttp's type. The result belongs to a separate, closed session."""
+    """Convert a response to aiohttp's type. It belongs to its own session, which is closed."""
     async with aiohttp.ClientSession(connector=_Connector(answer)) as session:
         return await session.post(ROOT_URL, **options)
 

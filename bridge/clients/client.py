@@ -39,7 +39,7 @@ class _Handle:
         self.model = endpoint.model
 
     def reward(self, reward: float) -> None:
-        """Add a reward to the latest transition, or to the upcoming one if there are none yet.
+        """Add a reward to the latest transition or, if there are none yet, to the first one.
 
         The Cookbook computes advantages from the sum of a trajectory's rewards minus the group
         mean. It therefore does not matter which transition gets the reward: it counts equally for
@@ -52,12 +52,12 @@ class _Handle:
         self._endpoint.notes.add("reward", "", value)
 
     def log(self, **values: str | int | float) -> None:
-        """Add human-readable values to the transition's logs."""
+        """Add human-readable values to the latest transition's logs."""
         for key, value in values.items():
             self._endpoint.notes.add("log", key, value)
 
     def metric(self, key: str, value: float) -> None:
-        """Add a number to the transition's metrics, for plotting.
+        """Add a number to the latest transition's metrics, for plotting.
 
         Raises:
             RewardError: The value is not a finite number.
@@ -77,8 +77,9 @@ class _Handle:
         """A client for calls that should not be trained on, such as summaries or checks.
 
         The policy samples replies as usual, but the tokens get zero weight in the training data.
-        This also applies to calls through its ``openai``, ``anthropic``, ``transport`` and
-        ``base_url``. For a single call, pass ``extra_body={"evert": {"train": False}}`` instead.
+        This also applies to calls made through this client's ``openai``, ``anthropic``,
+        ``transport`` and ``base_url``. To exclude a single call, pass
+        ``extra_body={"evert": {"train": False}}`` instead.
         """
         return type(self)(self._endpoint.untrained)
 
@@ -88,8 +89,8 @@ class _Handle:
     def seed(self) -> int:
         """The episode's seed (0 to 2**32 - 1), for the agent's own random number generators.
 
-        A dataset derives it from its own seed, the step, the task and the episode's index in its
-        group. If an Env is created without a seed, it uses a random one.
+        A dataset derives this seed from the dataset's seed, the step, the task and the episode's
+        index in its group. If an Env is created without a seed, its episode's seed is random.
         """
         return self._endpoint.episode.seed
 
@@ -99,7 +100,7 @@ class _Handle:
 
         This is a ``random.Random``, because agents use random numbers in messages and tool calls,
         and NumPy numbers are not JSON-serializable. For arrays, use
-        ``numpy.random.default_rng(client.seed)``. Threads draw from the same sequence.
+        ``numpy.random.default_rng(client.seed)``. All threads draw from the same sequence.
         """
         return self._endpoint.episode.rng
 
@@ -116,8 +117,8 @@ class _Handle:
         Args:
             host: The interface to listen on, optionally with a port ("0.0.0.0:8443"). By default, a
                 free port is used. Unless this is a loopback interface, other machines can connect
-                over plain HTTP. An absolute path creates a Unix socket instead; clients then
-                connect to a relay that listens on their own loopback port 47113.
+                over plain HTTP. If this is an absolute path, a Unix socket is created there
+                instead. Each client then connects to a relay on its own loopback port 47113.
 
         Raises:
             OSError: The server cannot listen on the interface.

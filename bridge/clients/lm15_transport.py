@@ -6,7 +6,7 @@
 lm15 does not use any other HTTP library. Its transports have one method, ``stream(request)``, which
 returns a context manager. DSPy bundles a copy of lm15, so two copies may be loaded in a process. A
 response is built from the classes of the copy that made the request. Importing DSPy takes seconds,
-so this module does not import it. Instead, ``when_imported`` waits until other code does.
+so this module does not import it. Instead, ``when_imported`` waits for other code to import it.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Creates real OpenAI, Anthropic and Google SDK clients that use a rollout's transport.
 
-They don't open sockets, retry or time out. A call waits until the trainer has sampled the reply.
+These clients don't open sockets, retry or time out. A call waits until the reply is sampled.
 """
 
 import importlib

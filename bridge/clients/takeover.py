@@ -2,14 +2,15 @@
 
 If an agent sends a chat API request for one of its rollout's models, the rollout answers it. The
 agent's other requests, and all requests from other code in the process, go to their usual
-destination. Take-over works below the SDKs. It patches ``httpx`` and ``httpx2`` where they choose
-the transport for a request, ``aiohttp`` where it sends a request, and the transports of ``lm15``
-(used by DSPy).
+destination. Calls are taken over below the SDKs: ``httpx`` and ``httpx2`` are patched where they
+choose the transport for a request, ``aiohttp`` where it sends a request, and ``lm15`` (used by
+DSPy) in its transports.
 
 A context variable holds a ``Claim`` (``ownership.py``) that determines which rollout a call belongs
 to. Tasks inherit the claim. For threads, pools and processes, these rules apply:
 
-- Work that an agent submits to a pool belongs to the agent while it runs. The pool itself does not.
+- While work that an agent submitted to a pool is running, the work belongs to the agent. The pool
+  itself never belongs to an agent.
 - A thread started by an agent belongs to the agent until the agent ends. After that, it does not
   belong to any rollout, because it may serve the whole process (for example, a logger).
 - Processes that an agent forks or spawns do not belong to a rollout.

@@ -1,8 +1,9 @@
 """Recognises the policy's tool calls when an agent sends them back modified (*echoes*).
 
-Some frameworks fill in arguments that the policy omitted (``"replace_all": false``) or clean up the
-sampled ones (trailing whitespace, ``"3"`` where the schema has a number). ``is_completed`` can
-still recognise such a call, because the call keeps its id and all the sampled information.
+Some frameworks fill in arguments that the policy omitted (``"replace_all": false``) or clean up
+sampled arguments (they strip trailing whitespace, or turn ``"3"`` into a number).
+``is_completed`` can still recognise such a call, because the call keeps its id and all the sampled
+information.
 
 Some frameworks also change the ids of calls and results, for example to number them within each
 reply. This is harmless if the template does not render ids. ``follow_echoes`` undoes both kinds of

@@ -83,7 +83,7 @@ class Conversation:
         action: The tokens of the latest reply, including prefill and end of turn. Cleared when a
             message is added.
         prefill: The start of the next reply, written by the agent.
-        points: Replies at which a branch can start, including inherited ones.
+        points: Replies at which a branch can start, including those shared with other branches.
         place: The current place in the index, after the agent's latest message or the latest reply.
         length: Number of tokens in the prompt.
         first: Number of tokens in the first prompt of the lineage, or None before that prompt.
@@ -309,7 +309,7 @@ def _shown_length(prompt: FlatPrompt, log: FlatPrompt, renderer: PromptRenderer)
 
 
 _OPENING = 3
-"""Maximum number of tokens with which a prompt can end to open a thinking block."""
+"""Maximum number of tokens at the end of a prompt that open a thinking block."""
 
 
 def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) -> FlatPrompt:
@@ -321,8 +321,9 @@ def _opening(tokens: FlatPrompt, action: list[int], renderer: PromptRenderer) ->
 
 
 Snapshot: TypeAlias = tuple[Any, tuple[dict[str, Any], Any] | None]
-"""Either a copy of a dict message and None, or an SDK object and a copy of its state. SDK objects
-are slow to compare, but an object always equals itself, so only its state has to be compared.
+"""For a dict message, a copy of the message and None. For an SDK object, the object itself and a
+copy of its state. Comparing two SDK objects is slow, but if the agent sends the same object again,
+only its state has to be compared.
 """
 
 

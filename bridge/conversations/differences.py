@@ -46,11 +46,11 @@ def in_field(place: str, before: Any, after: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Normalize a field so that outer whitespace and omitted empty values make no difference."""
+    """Normalize a field: strip surrounding whitespace, and return None for empty values."""
     if isinstance(value, list):
         texts = [part["text"] for part in value if isinstance(part, Mapping) and "text" in part]
         if texts and len(texts) == len(value):
-            return "".join(map(str, texts)).strip() or None  # equivalent to the joined text
+            return "".join(map(str, texts)).strip() or None  # parts are equivalent to joined text
         return [_call(part) for part in value] or None
     return (value.strip() if isinstance(value, str) else value) or None
 

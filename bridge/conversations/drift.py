@@ -43,11 +43,11 @@ def cause_of(
 
     Args:
         speaker: The agent that made the request.
-        other_authors: Agents that received replies which the request contains, but not on its path
-            through the index.
+        other_authors: Agents that received replies which are in the request, but not on the
+            request's path through the index.
         left_out: Agents that received a reply at the place where the request ends or diverges.
-        before: The agent that received the latest reply on the path if its tools were different,
-            otherwise None.
+        before: If the latest reply on the path was requested with different tools, the agent that
+            received it; otherwise, None.
         continues: Whether the request extends a conversation and keeps all of its tokens.
     """
     if continues:

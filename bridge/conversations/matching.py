@@ -17,8 +17,8 @@ drift). If the request does not continue any known reply, all of its messages ar
     history      a reply was removed, changed, or moved to another conversation
 
 Only changes to an agent's own history count as drift. If another agent (``Speaker``) continues the
-history, a new lineage starts, but this counts as a handoff. Messages that other agents added after
-the continued reply are not drift either.
+history, a new lineage starts, but this counts as a handoff. If other agents have added messages
+after the continued reply, this is not drift either.
 
 A reply that the agent sends back is always rendered as sampled, including its thinking.
 """
@@ -171,9 +171,9 @@ class ConversationBook:
         return self._match_by_index(request, entries, caller, renderer, max_chars)
 
     def _next_turn(self, conversation: Conversation, entries: Sequence[Entry]) -> "Match | None":
-        """Return a match if the entries are the latest reply followed by new messages.
+        """If the entries are the latest reply followed by new messages, return a match.
 
-        Otherwise, or if another agent may have written one of the messages, return None.
+        If they are not, or if another agent may have written one of the new messages, return None.
         """
         (reply_entry, *new), reply, cause = entries, conversation.points[-1].reply, None
         if any(entry.is_assistants for entry in new):
@@ -237,7 +237,7 @@ class ConversationBook:
     def _last_replies(
         self, request: ChatRequest, entries: Sequence[Entry], caller: str, places: Sequence[int]
     ) -> tuple[Point | None, Point | None]:
-        """Find the last known reply on a request's path, and the last one with the same tools.
+        """Find the last known reply on a request's path, and the last one with the request's tools.
 
         Among identical replies, prefer one at the end of its conversation, then one from the same
         caller, then the most recent one.
@@ -258,8 +258,8 @@ class ConversationBook:
     ) -> tuple[list[Message], set[Speaker]]:
         """Return the messages from ``start`` on, with the policy's replies as sampled.
 
-        Some of these replies may not be on the path to ``last``. The agents that received them are
-        also returned.
+        Some of these replies may not be on the path to ``last``. Also return the agents that
+        received those replies.
         """
         path = {point.position: point for point in last.path} if last is not None else {}
         rendered, other_authors = [entry.message for entry in entries[start:]], set[Speaker]()

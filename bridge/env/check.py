@@ -33,7 +33,7 @@ DEFAULT_REPLIES = ("Hello.", "Guess: 5", "yes", "I am 7", '{"answer": 42}')
 """Default model replies. They are repeated in a loop."""
 
 MAX_TURNS = 200
-"""Maximum number of calls. An agent that exceeds it is assumed never to end."""
+"""Maximum number of calls. An agent that makes more calls is assumed never to end."""
 
 _Reply = tuple[list[int], ActionExtra]
 
@@ -47,11 +47,11 @@ def check_env(
     """Play several episodes of an agent and raise an error if it breaks a rule.
 
     Args:
-        env: An unused ``ChatAgentEnv`` (a new Env with the same agent, task and options is created
-            for each episode), or an agent that takes only the client.
+        env: An unused ``ChatAgentEnv``, or an agent that takes only the client. For each episode, a
+            new Env with the same agent, task and options is created.
         replies: The model's replies, which are repeated in a loop. They must make your agent end
             eventually.
-        max_turns: Maximum number of calls. An agent that exceeds it is assumed never to end.
+        max_turns: Maximum number of calls. An agent that makes more calls is assumed never to end.
 
     Raises:
         EnvCheckError: A rule is broken. The message states the rule and how to fix the problem.
@@ -208,7 +208,7 @@ class _Check:
         try:
             await self._play(env, self._max_turns, [reply])
         except AgentError:
-            return  # raising is fine; the rollout strategy or on_agent_error handles it
+            return  # the agent may raise; the rollout strategy or on_agent_error handles it
         except RewardError as error:
             raise EnvCheckError(
                 f"Rule 6: if every reply is {name}, the agent {self._name} ends without a valid "
@@ -219,7 +219,7 @@ class _Check:
 
 
 def _texts(prompt: FlatPrompt, renderer: PromptRenderer) -> list[object]:
-    """Return the text, minus whitespace and thinking tags (both may vary), then the images."""
+    """Return the text (without whitespace and thinking tags, which may vary), then the images."""
     chunks = [element for element in prompt if not isinstance(element, int)]
     text = renderer.decode([t for t in prompt if isinstance(t, int)])
     return [re.sub(r"</?think>|\s+", "", text), *chunks]

@@ -50,7 +50,7 @@ NO_CALL = "no_llm_call"
 """Metric and log key for episodes in which the agent did not call the model."""
 
 IDLE = "idle"
-"""Metric for a seat that was never called although other seats were. This is not an error."""
+"""Metric for a seat that was never called while others were called. This is not an error."""
 
 AGENT_ERROR = "agent_error"
 """Stop reason if the agent raised an exception, and log key for the exception."""
@@ -59,11 +59,11 @@ AGENT_TRACEBACK = "agent_traceback"
 """Log key for the exception's traceback."""
 
 CUT_REPLY = "The model's last reply was truncated at max_tokens."
-"""Added to the error message of a failure, because the truncation may have caused it."""
+"""Appended to the error message if an agent fails, because the truncation may be the cause."""
 
 CUT = f"{STOP_METRIC_PREFIX}length"
 """Metric that is 1 for turns whose reply was truncated, and 0 otherwise. The Cookbook uses the
-first ``stop/...`` metric as the stop reason, so this one must come later."""
+first ``stop/...`` metric as the stop reason, so this metric must come after the stop reason."""
 
 AGENT_TIMEOUT = "agent_timeout"
 """Stop reason if the agent neither called the model nor ended in time."""
@@ -148,7 +148,7 @@ class Account:
         return reward
 
     def take_late_reward(self) -> float:
-        """Discard notes for transitions already returned, but return the sum of the rewards."""
+        """Sum up the rewards for transitions already returned. Drop all other notes for them."""
         late = self.inbox.notes.take_late() if self.inbox is not None else []
         return sum(put_note(note, {}, {}) for note in late)
 
@@ -176,7 +176,7 @@ class Account:
         return ending
 
     def of_agent(self, error: BaseException | None, share: Any) -> Ending:
-        """Build the ending for an agent that returned or raised.
+        """Build the ending for an agent that returned or raised an exception.
 
         Args:
             error: The agent's exception, or None if it returned.
@@ -251,7 +251,7 @@ class Account:
 
 
 def put_note(note: Note, metrics: Metrics, logs: Logs) -> float:
-    """Return a reward's value. Add any other note to ``metrics`` or ``logs``, and return 0.0."""
+    """If the note is a reward, return its value; otherwise, store the note and return 0.0."""
     if note.kind == "reward":
         return float(note.value)
     if note.kind == "metric":

@@ -1,9 +1,9 @@
 """``ChatAgentEnv``: wraps an agent function as a ``tinker_cookbook.rl.types.Env``.
 
-The Env starts the agent (``episode.py``) and returns the prompt of its first call as an observation
-(``matching.py``). Each ``step`` parses the action and passes it to the agent as the reply
-(``turns.py``), until the episode ends (``endings.py``). This file contains the interface used by
-trainers and users.
+The Env starts the agent (``episode.py``) and returns the prompt of the agent's first call as an
+observation (``matching.py``). Each ``step`` parses the action and passes it to the agent as the
+reply (``turns.py``), until the episode ends (``endings.py``). This file contains the interface used
+by trainers and users.
 """
 
 import asyncio
@@ -208,7 +208,7 @@ class ChatAgentEnv(Env):
         self._turns.parse_errors = ParseErrors(policy)
 
     def set_max_tool_calls(self, max_tool_calls: int) -> None:
-        """Limit the number of tool calls. Called by the runner; the lowest limit applies."""
+        """Limit the number of tool calls. Called by the runner. The lowest limit set applies."""
         self._turns.tool_budget.tighten(max_tool_calls)
 
     @property
@@ -252,8 +252,8 @@ class ChatAgentEnv(Env):
     def request_of(self, observation: Observation) -> ChatRequest | None:
         """Return the agent call that led to an observation, or None.
 
-        This is for policies that read messages instead of tokens. It must be called while the
-        observation is being sampled, with the same object that was passed to the policy.
+        This is for policies that read messages instead of tokens. Call it while the observation is
+        being sampled, and pass the same object that the policy received.
         """
         call = self.open_calls.call_of(observation)
         return None if call is None else call.request
@@ -278,7 +278,7 @@ class ChatAgentEnv(Env):
     async def close(self) -> None:
         """Abort the episode: cancel the agent, let its ``finally`` blocks run, and join its thread.
 
-        This can be called more than once. If a ``step`` is waiting, it raises ``EnvClosedError``.
+        This can be called more than once. A ``step`` that is waiting raises ``EnvClosedError``.
         Closing also works from another event loop while the Env's own loop is running. If that loop
         has stopped, pending calls are refused so that their threads can continue.
         """

@@ -3,7 +3,8 @@
 Calls that do not overlap are sampled by the runner, so nothing changes for agents that never make
 concurrent calls. After the first overlap, every call is submitted to the policy queue as soon as it
 arrives. It becomes an observation once its sample is ready, so no call has to wait for another
-call's reply. If the agent abandons a call before that, the call never becomes an observation.
+call's reply. If the agent abandons a call before its sample is ready, the call never becomes an
+observation.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ class OpenCalls:
 
     Attributes:
         queue: Samples overlapping calls. If it is None, the runner samples all calls.
-        overlap: Whether calls have overlapped. From then on, every call is submitted.
+        overlap: Whether calls have overlapped. Once they have, every call is submitted.
     """
 
     __slots__ = ("_account", "_standing", "overlap", "queue")
@@ -90,10 +91,10 @@ class OpenCalls:
         self.queue, self.overlap = queue, overlap
         if (inbox := self._account.inbox) is None:
             return
-        room = (self.max_calls or 1) - 1  # leave one for the runner
+        room = (self.max_calls or 1) - 1  # the runner samples one call itself
         for number, outstanding in enumerate([*inbox.submitted.values()]):
             if outstanding.sample is not None:
-                outstanding.sample.task.cancel()  # so the runner will sample the call
+                outstanding.sample.task.cancel()  # the runner samples it unless we resubmit it
             if number < room:
                 self.overlap = True
                 inbox.note_resampled(outstanding.call)
@@ -119,7 +120,8 @@ class OpenCalls:
     async def react(self) -> None:
         """Give the agent time to react to a reply if other calls are pending.
 
-        If none are pending, the Env waits for the agent's next call or its end anyway.
+        If no other calls are pending, this is unnecessary, because the Env waits until the agent
+        makes its next call or ends.
         """
         inbox = self._account.inbox
         if not self.overlap and (inbox is None or not inbox.has_calls):

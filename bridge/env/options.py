@@ -63,8 +63,8 @@ class EnvSettings:
             agent gets the unparsed text, and the transition gets the metric ``parse_error``.
         context_overflow_reward: Reward to add if a prompt that is too long or a truncated reply
             ends the episode.
-        close_timeout: Seconds that ``close`` waits for the agent to end. If it does not, ``close``
-            cancels it once more and waits again.
+        close_timeout: Seconds that ``close`` waits for the agent to end. If the agent has not ended
+            by then, ``close`` cancels it once more and waits again.
         models: Frozen models that the agent may call, by name (``frozen.py``).
         model_timeout: Seconds to wait for a frozen model before the call fails with a 400 error
             (code ``model_timeout``), or None for no limit. A ``RemoteModel`` has its own timeout.
@@ -94,14 +94,15 @@ class EnvSettings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The policy's names. evert's own clients use the first one."""
+        """The policy's model names. evert's own clients use the first name."""
         return read_policy_names(self.policy_names)
 
 
 def options_with_own(agent: Agent, options: EnvOptions) -> EnvOptions:
     """Return ``options`` with the agent's ``env_options`` attribute as defaults.
 
-    For ``context_length``, the smaller value applies, because trainers pass their model's length.
+    If both set ``context_length``, the smaller value applies, because trainers pass the context
+    length of their model.
 
     Raises:
         InvalidAgentError: The attribute is not a mapping.

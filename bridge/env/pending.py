@@ -19,8 +19,8 @@ from evert.bridge.episode.inbox import ParkedCall
 from evert.bridge.tokens.renderer import PromptRenderer
 
 UNTRAINED: Metrics = {PARSE_ERROR_MASKED_METRIC_KEY: 1.0, "untrained": 1.0}
-"""Metrics for a turn that is not trained on. The first one is the Cookbook's metric for parse
-errors; ``trajectory_to_data`` masks all turns that have it."""
+"""Metrics for a turn that is not trained on. The first metric is the Cookbook's metric for parse
+errors; ``trajectory_to_data`` masks every turn that has this metric."""
 
 GIVEN_UP = "given_up"
 """Metric for a turn whose reply the agent never read. These turns are not trained on."""

@@ -75,7 +75,7 @@ class PolicyQueue(TokenCompleter):
     async def __call__(
         self, model_input: tinker.ModelInput, stop: StopCondition, *, max_tokens: int | None = None
     ) -> TokensWithLogprobs:
-        """Return the sample started earlier (truncated to ``max_tokens``), or sample now."""
+        """Return the earlier sample, truncated to ``max_tokens``. If there is none, sample now."""
         sample = self._samples.pop(id(model_input), None)
         if sample is None or sample.task.cancelled():
             return await self._ask(model_input, stop, max_tokens)

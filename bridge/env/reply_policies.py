@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class ParseErrors:
-    """Applies a ``ParseErrorPolicy`` during an episode. Without one, all replies are delivered."""
+    """Applies a ``ParseErrorPolicy`` during an episode (None: all replies are delivered)."""
 
     policy: ParseErrorPolicy | None
     _in_a_row: Counter[object] = field(default_factory=Counter, init=False)
@@ -35,9 +35,9 @@ class ParseErrors:
     ) -> Verdict:
         """Decide what to do with a reply, and update its turn's reward, metrics and logs.
 
-        Consecutive errors are counted separately for each ``row``, which is the call if calls
-        overlap, and None otherwise. ``one_call`` means that the agent allows at most one tool call.
-        In this case, an invalid call is an error even if the reply also contains a valid one.
+        Each ``row`` has its own count of consecutive errors. If calls overlap, ``row`` is the call;
+        otherwise, it is None. ``one_call`` means that the agent allows at most one tool call. In
+        this case, an invalid call is an error even if the reply also contains a valid one.
         """
         if problem is None:
             if reply.finish_reason != "length" and self._in_a_row:
@@ -81,8 +81,8 @@ class FormatRetries:
     ) -> tuple[Reply, Message | None]:
         """Return the reply for the agent and, if a retry is needed, the message that asks for it.
 
-        Consecutive errors are counted separately for each ``row``, which is the call if calls
-        overlap, and None otherwise.
+        Each ``row`` has its own count of consecutive errors. If calls overlap, ``row`` is the call;
+        otherwise, it is None.
         """
         if reply.finish_reason == "length":
             return reply, None

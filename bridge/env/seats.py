@@ -3,17 +3,17 @@
     ChatAgentGroupBuilder(agent, task, group_size=4, seats=("player", "judge"))
 
 The agent gets a client for a role with ``client.seat("judge")``, or uses the model name
-``evert/judge``. It runs once per episode, and each role's calls become observations of that role's
-Env. It returns either one reward for all seats or a dict with a reward per seat. If an episode ends
-at one seat (because of a limit, an overflow, or an aborted rollout), it ends at all seats. The
-other seats stop with ``stop/peer_stopped`` and keep their rewards.
+``evert/judge``. The agent runs once per episode, and each role's calls become observations of that
+role's Env. The agent returns either one reward for all seats or a dict with a reward per seat. If
+an episode ends at one seat (because of a limit, an overflow, or an aborted rollout), it ends at all
+seats. The other seats stop with ``stop/peer_stopped`` and keep their rewards.
 
 A frozen model can also play a seat: ``seats=("player",), models={"evert/judge": ...}``. Such a seat
 has no Env.
 
 An episode starts when all of its seats are taken, that is, when all of its Envs are being played.
 Rollout strategies that retry failed trajectories ask the builder for one Env at a time.
-``SeatGroup`` then returns the seats of a new episode one by one, so that whole episodes are
+``SeatGroup`` then returns the seats of a new episode one by one, so that a whole episode is
 retried. It also closes episodes whose missing seats will never be taken.
 """
 
@@ -49,7 +49,7 @@ from evert.bridge.models.frozen import FrozenModel
 T = TypeVar("T")
 
 LONE_SEAT_PATIENCE = 1.0
-"""Seconds to wait for missing seats once all remaining Envs of the group are waiting."""
+"""Seconds to wait for missing seats once every unfinished Env of the group waits for a seat."""
 
 
 def frozen_seats(models: Mapping[str, object] | None) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def check_seats(seats: Sequence[str], frozen: Sequence[str] = ()) -> None:
     """Validate seat names.
 
     Raises:
-        InvalidDatasetError: The names are not unique non-empty strings, or there is only one.
+        InvalidDatasetError: The names are not unique non-empty strings, or there is only one name.
     """
     if (
         isinstance(seats, str)
@@ -152,7 +152,7 @@ class SeatGroup:
         return envs
 
     def next_seat(self, seed: int | None = None) -> "SeatEnv":
-        """Return an Env that replaces a failed one (the next seat of a new episode)."""
+        """Return an Env to replace a failed one. It is the next seat of a new episode."""
         self._next_seats = self._next_seats or self._new_envs(seed)
         env = self._next_seats.pop(0)
         self._waits[env] = False

@@ -17,7 +17,7 @@ CALLER = "caller"
 LINEAGE = "lineage"
 DRIFT = "drift"
 DRIFT_AT = "drift_at"
-"""Log keys for the calling task or thread, the lineage, why it ended, and which field differed."""
+"""Log keys for the caller (a task or thread), the lineage, and the cause and place of a drift."""
 
 MARKUP = re.compile(
     r"</?tool_call|<function=|<\|python_tag\|>|<\|tool_call|\[TOOL_CALLS\]|<｜tool"

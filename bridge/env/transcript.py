@@ -1,6 +1,7 @@
 """``Transcript``: the agent's calls, which the Env stores if it is being recorded.
 
-For each call, only the new messages are stored (those after the reply that the call continues).
+For each call, only the new messages are stored, that is, the messages after the reply that the call
+continues.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ class AnsweredCall:
     request: ChatRequest  # without messages
     after: int | None
     messages: list[Any]
-    retried_turn: int | None  # the earlier turn that this one retries
+    retried_turn: int | None  # the earlier turn that this turn retries
     added: list[Message]  # messages that the agent did not send, such as corrections
     key: tuple[Conversation, int]
     points: list[Point]
@@ -55,7 +56,7 @@ class Transcript:
         )
 
     def reply(self, turn: int) -> Reply | None:
-        """Return the reply of a turn, or None if it was retried or ended the episode."""
+        """Return the reply of a turn, or None if the turn was retried or ended the episode."""
         call = self.calls[turn]
         number = call.key[1]
         is_given = self._answers[call.key] == turn and number < len(call.points)

@@ -2,8 +2,8 @@
 
 ``resume`` parses an action and passes the reply to the agent, or asks the policy to try again. It
 returns the next ``Outstanding`` call with its prompt, or an ``Ending``. ``_stop_reason`` checks the
-budgets before every prompt, including retries. Prompts are sampled by the runner, except for those
-of concurrent calls (``open_calls.py``).
+budgets before every prompt, including retries. The runner samples all prompts except the prompts of
+concurrent calls (``open_calls.py``).
 """
 
 import asyncio
@@ -114,7 +114,7 @@ class Turns:
     # -- the action ------------------------------------------------------------------------------
 
     async def resume(self, outstanding: Outstanding, turn: Turn) -> Upcoming:
-        """Pass the reply to the agent or retry, and return the next prompt or the ending."""
+        """Pass on the reply or ask the policy again. Return the next prompt or the ending."""
         self.account.turns += 1
         self.account.sampled += len(turn.tokens)
         call = outstanding.call

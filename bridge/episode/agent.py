@@ -1,8 +1,8 @@
 """Agents: callables that talk to a chat model and return a reward.
 
 ``inspect_agent`` determines how to run a callable: as a coroutine or in a thread, and with which
-arguments. A parameter named ``client`` receives the client; the task goes to a parameter named
-``task``, or else to the first other parameter:
+arguments. A parameter named ``client`` receives the client. The task goes to the parameter named
+``task`` or, if there is none, to the first other parameter:
 
     agent(client)  agent(client, task)   uses evert's client; parameters in any order
     agent()        agent(task)           builds its own client, which evert takes over
@@ -27,7 +27,7 @@ import numpy as np
 from evert.bridge.errors import InvalidAgentError, RewardError, repr_of
 
 Agent = Callable[..., Any]
-"""``(client)`` or ``(client, task)``, sync or async, returning a reward, an ``Outcome`` or None.
+"""Takes ``(client)`` or ``(client, task)``; returns a reward, an ``Outcome`` or None. May be async.
 
 An agent that builds its own client takes no arguments, or only the task (``clients/takeover.py``).
 """

@@ -39,7 +39,7 @@ from evert.bridge.errors import (
 )
 
 REFUSALS_BEFORE_ABORT = 3
-"""Calls made after the episode is over raise a regular error this many times, and then
+"""Number of calls after the end of the episode that raise a regular error. All later calls raise
 ``AgentAborted``."""
 
 JOINED_AT_ONCE = 0.005
@@ -62,7 +62,8 @@ class Episode:
     """One run of an agent.
 
     Args:
-        roles: The model names of each trained role. There is one role, or one per seat.
+        roles: The model names of each trained role. There is one role or, if the agent has seats,
+            one role per seat.
         frozen: Frozen models by name.
         seed: Seed for the agent (default: a random seed).
 
@@ -136,7 +137,7 @@ class Episode:
     async def _run_in_task(self, agent: Callable[[], Any]) -> None:
         try:
             end = AgentEnd(await agent())
-        except BaseException as error:  # for the Env's step to handle
+        except BaseException as error:  # the Env's step handles it
             end = AgentEnd(error=error)
         # Don't defer this: a sub-agent's call in the same event loop iteration must be refused.
         self._on_end(end)
@@ -144,7 +145,7 @@ class Episode:
     def _run_in_thread(self, agent: Callable[[], Any]) -> None:
         try:
             end = AgentEnd(agent())
-        except BaseException as error:  # for the Env's step to handle
+        except BaseException as error:  # the Env's step handles it
             end = AgentEnd(error=error)
         try:
             self.loop.call_soon_threadsafe(self._on_end, end)
@@ -155,7 +156,7 @@ class Episode:
         if self.life is EpisodeState.RUNNING:
             self.life = EpisodeState.ENDED
         if self._thread is not None:
-            self._thread.join(JOINED_AT_ONCE)  # its last step was to schedule ``_on_end``
+            self._thread.join(JOINED_AT_ONCE)  # the thread scheduled ``_on_end`` as its last step
             if self._thread.is_alive():  # still running finalizers, which must not block the loop
                 self.loop.call_later(20 * JOINED_AT_ONCE, self._on_end, end)
                 return
@@ -209,8 +210,8 @@ class Episode:
         If the agent has already finished, only ``release`` has an effect.
 
         Args:
-            patience: Seconds to wait for the agent to finish after it is cancelled. If it swallows
-                the cancellation, it is cancelled once more and we wait again.
+            patience: Seconds to wait for the agent to finish after it is cancelled. If the agent
+                swallows the cancellation, we cancel it once more and wait again.
 
         Returns:
             Whether the agent finished. An agent in a thread cannot be stopped while it computes or
@@ -357,7 +358,7 @@ class Episode:
             return
         try:
             target = self.routes.find(call.request.model)
-        except Exception as error:  # a 400, or whatever a str subclass raises
+        except Exception as error:  # a 400 error, or any error that a str subclass raises
             call.refuse(error)
             return
         self.has_called = True

@@ -2,11 +2,11 @@
 
 The agent adds calls with ``put``, and the Env takes them one by one with ``take``. A call that is
 sampled ahead of the runner is taken a second time once its sample is ready (``note_sampled``). An
-episode has one inbox, or one per seat.
+episode has one inbox or, if the agent has seats, one inbox per seat.
 
-If the agent or the Env stops, the other is notified. A parked call is *answered* or *refused*. An
-Env that waits in ``take`` gets the next call, the agent's *end*, or the error that *closed* the
-inbox.
+If either the agent or the Env stops, the other one is notified. A parked call is *answered* or
+*refused*. An Env that waits in ``take`` gets the next call, the agent's *end*, or the error that
+*closed* the inbox.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class ParkedCall:
     _loop: asyncio.AbstractEventLoop | None
     """The caller's event loop, if the caller is a task on a different loop than the episode."""
     has_reader: Callable[[], bool] = lambda: True
-    """Whether the client has received the reply or is still connected (HTTP clients may not be)."""
+    """Whether the client has the reply or still waits for it (an HTTP client may disconnect)."""
     refusal: BaseException | None = field(default=None, init=False)
     """The error that the call was refused with, if any."""
     _is_dropped: bool = field(default=False, init=False)
@@ -54,7 +54,7 @@ class ParkedCall:
         return self._is_dropped or self._future.cancelled() or not self.has_reader()
 
     def drop(self) -> None:
-        """Record that the caller was cancelled. Its reply may have arrived, but was never read."""
+        """Record that the caller was cancelled. The reply may have arrived, but was never read."""
         self._is_dropped = True
 
     def answer(self, reply: Reply) -> None:
@@ -251,7 +251,7 @@ class Inbox(Generic[P]):
             if call.is_waiting:
                 self.latest = call
                 return outstanding
-            self._given_up += call.is_given_up  # never becomes an observation
+            self._given_up += call.is_given_up  # the call never becomes an observation
         if isinstance(self._final, BaseException):
             raise self._final
         return self._final
@@ -291,7 +291,7 @@ class Inbox(Generic[P]):
         """
         self._timer = None
         if self._waiter is None or self._waiter.done():
-            return  # the next wait restarts it
+            return  # the next wait restarts the timer
         busy_roles = (box.awaits_reply for box in self._boxes if box is not self)
         if self._frozen_calls or self.submitted or any(busy_roles):
             self._deadline = self._loop.time() + patience

@@ -12,7 +12,7 @@ class Note(NamedTuple):
     kind: Literal["reward", "metric", "log"]
     key: str  # "" for a reward
     value: Any
-    turn: int | None = None  # index of its action (None if it belongs to the next transition)
+    turn: int | None = None  # index of the action it belongs to (None: the next transition)
 
 
 class Notes:
@@ -27,7 +27,7 @@ class Notes:
         self.rewarded = False  # whether the agent recorded a reward
 
     def add(self, kind: Literal["reward", "metric", "log"], key: str, value: Any) -> None:
-        """Add a note. If calls overlap, it belongs to the current caller's latest reply."""
+        """Add a note. If calls overlap, the note belongs to the current caller's latest reply."""
         turn = None
         if self._turns is not None:
             by_speaker, latest = self._turns

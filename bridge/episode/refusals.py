@@ -2,9 +2,9 @@
 
 Before each refusal we yield to the event loop. Otherwise an agent that immediately repeats a
 refused call would block the loop, and we could not even cancel the agent. The first ``AT_ONCE``
-refusals are not delayed. Each one after that is delayed by a quarter of the time since the first
-refusal, so an agent that ignores errors makes calls less and less often. The count is reset when a
-call is accepted.
+refusals are not delayed. Each later refusal is delayed by a quarter of the time since the first
+one, so an agent that ignores errors makes calls less and less often. The count is reset when a call
+is accepted.
 """
 
 import asyncio

@@ -8,8 +8,8 @@
                             "gpt-4o"); otherwise a 400 error that suggests the most similar name
 
 Take-over uses ``knows``: calls to unknown model names are passed through to their original
-destination. Names without a target are recorded as *strangers*, and error messages about failed
-agents list them.
+destination. Names without a target are recorded as *strangers*. If the agent fails, the error
+message lists these names.
 """
 
 from collections.abc import Mapping, Sequence

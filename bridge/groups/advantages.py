@@ -34,8 +34,10 @@ class Group:
 
     Attributes:
         task: The agent's task.
-        trajectories: [G], the trajectories. In each, the turns of a lineage are adjacent.
-        order: [G], the turn number (in the order of play, from 0) of each transition.
+        trajectories: [G], the trajectories. In each trajectory, the turns of a lineage are
+            adjacent.
+        order: [G], for each trajectory, the turn number (in the order of play, from 0) of each of
+            its transitions.
         final_rewards: [G], the rewards added by ``group_reward``.
         seat: The name of the seat, or "" if the agent has no seats.
     """
@@ -71,8 +73,8 @@ class Group:
         """[G, T]: the discounted return of each turn.
 
         Args:
-            gamma: Discount factor. 0 only counts the reward of the turn itself, and 1 counts all
-                later rewards in full.
+            gamma: Discount factor. If it is 0, only the turn's own reward counts; if it is 1, all
+                later rewards count in full.
 
         Raises:
             AdvantagesError: ``gamma`` is not a number from 0 to 1.
@@ -157,7 +159,7 @@ def check_gamma(gamma: float | None) -> None:
 
 
 def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
-    """Broadcast values per episode, turn or token so that every token gets a float.
+    """Broadcast values given per episode, turn or token, so that every token gets a float.
 
     Args:
         values: Nested lists or an array.
@@ -184,7 +186,7 @@ def spread(values: Any, tokens: Any, label: str, letters: str) -> Any:
 
 
 def _levels(nested: Any) -> list[list[Any]]:
-    """Return the elements at each nesting depth, down to the first that has a non-list."""
+    """Return the elements at each nesting depth, down to the first depth with a non-list."""
     levels = [[nested]]
     while levels[-1] and all(isinstance(element, list) for element in levels[-1]):
         levels.append([*chain.from_iterable(levels[-1])])

@@ -27,7 +27,7 @@ ChooseTurn = int | Callable[[RolloutRecord], int]
 
 
 class BranchEnv(ChatAgentEnv):
-    """An episode that starts with the first turns of a recorded one.
+    """An episode that starts with the first turns of a recorded episode.
 
     Args:
         record: The recorded rollout.

@@ -113,7 +113,7 @@ def make_sampler(source: Any, tasks: int, batch_size: int, seed: int) -> Sampler
     sampler: Any = source
     if isinstance(source, str):
         sampler = resolve(source, "sampler", InvalidDatasetError)
-    make: Any = sampler  # isinstance also accepts a sampler class
+    make: Any = sampler  # isinstance is also true for a sampler class
     if callable(make) and (inspect.isclass(sampler) or not isinstance(sampler, Sampler)):
         sampler = make(tasks, batch_size, seed)
     if not isinstance(sampler, Sampler):

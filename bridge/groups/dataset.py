@@ -148,7 +148,7 @@ class AgentDataset(RLDataset):
         return [int(number) for number in chosen]
 
     def group(self, number: int) -> ChatAgentGroupBuilder:
-        """Create a group for a task outside of any batch. It has no seed and no opponents."""
+        """Create a group for a task outside of any batch, without a seed and without opponents."""
         return ChatAgentGroupBuilder(
             self.agent, self.tasks[number], self.group_size, **self.options
         )

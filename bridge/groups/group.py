@@ -90,8 +90,9 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         tags: Names under which the Cookbook aggregates metrics.
         seed: The seed from which the seeds of all episodes are derived (default: random seeds).
         record: Writes every trajectory to a file (default: nothing is recorded).
-        advantages: "group" (all tokens of a trajectory get its reward minus the mean of its seat),
-            or a function that takes a ``Group`` and returns numbers per episode, turn or token.
+        advantages: "group" (each token gets the reward of its trajectory minus the mean reward of
+            the seat), or a function that takes a ``Group`` and returns numbers per episode, turn or
+            token.
         gamma: Discount factor for the return of each turn, if ``advantages`` is "group" (default:
             use the reward of the whole trajectory).
         branch: Function that takes the agent, the task and the options and returns an Env that
@@ -99,9 +100,10 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         **options: Options for ``ChatAgentEnv``.
 
     Attributes:
-        batch: The group's place in a training dataset, or None. If it is set, groups without any
-            trainable tokens are dropped (``compute_group_rewards``).
-        on_rewards: Called with the group's rewards in this process. Not pickled.
+        batch: The group's place in a training dataset, or None. If ``batch`` is set, a group
+            without any trainable tokens is dropped (``compute_group_rewards``).
+        on_rewards: A function that is called with the group's rewards. It is not pickled, so it is
+            only called in this process.
         rewards: Total reward of each trajectory, or None if the group has not been played yet.
 
     Raises:
@@ -226,7 +228,7 @@ class ChatAgentGroupBuilder(EnvGroupBuilder):
         ]
         for trajectory, env in evert_pairs:
             if not any("lineages" in turn.metrics for turn in trajectory.transitions):
-                for last in trajectory.transitions[-1:]:  # if the runner ended the episode
+                for last in trajectory.transitions[-1:]:  # the runner ended the episode
                     last.metrics.update(env.report())
         outcomes = [Outcome(0.0)] * len(pairs)
         if self.group_reward is not None:

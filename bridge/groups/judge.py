@@ -1,9 +1,9 @@
 """``judge_group``: a frozen model ranks the episodes in a group, and the ranking sets the rewards.
 
-If a reply contains no ranking, we ask the judge again. If that fails too, if the endpoint is
-overloaded or slow, or if the prompt is too long, all episodes get the same reward. The group then
-gives no training signal, which is counted in the metric ``FAILED``. Errors that a retry cannot fix
-(such as an invalid API key) stop the run.
+If a reply contains no ranking, we ask the judge again. If there is still no ranking, if the
+endpoint is overloaded or slow, or if the prompt is too long, all episodes get the same reward. The
+group then gives no training signal, which is counted in the metric ``FAILED``. Errors that a retry
+cannot fix (such as an invalid API key) stop the run.
 """
 
 import logging
@@ -109,7 +109,8 @@ def judge_group(
 
     Args:
         model: A ``RemoteModel``, a ``TinkerModel``, or a policy: a ``MessageCompleter``, a
-            ``TokenCompleter`` or a ``tinker.SamplingClient``, used with the agent's renderer.
+            ``TokenCompleter`` or a ``tinker.SamplingClient``. A policy is used with the agent's
+            renderer.
         rubric: The criteria as text, which can include the correct answer, or a function that takes
             the task and returns that text.
         weight: Reward for the best episode.
@@ -123,7 +124,7 @@ def judge_group(
 
 
 def read_ranking(reply: Reply, count: int) -> list[int] | None:
-    """Parse the ranking in the last line (best first, 0-based). None if it is invalid."""
+    """Parse the ranking in the last line (best first, 0-based). Return None if it is invalid."""
     lines = [line for line in reply.text.splitlines() if line.strip(" `")]
     match = _RANKING.fullmatch(lines[-1].strip()) if lines else None
     if match is None or reply.finish_reason == "length":

@@ -29,7 +29,7 @@ seats to frozen models. At least one seat must be left for the policy."""
 
 @dataclass(frozen=True)
 class Against:
-    """The policy plays one seat, which depends on the task, and an opponent plays all others.
+    """The policy plays one seat, which depends on the task. An opponent plays all other seats.
 
     Attributes:
         model: A function that takes a seed and returns the opponent.

@@ -42,7 +42,7 @@ class PlayedGroup(list[Trajectory]):
 
     @cached_property
     def metrics(self) -> list[Metrics]:
-        """The metrics of each trajectory. If several turns have a metric, the last one wins."""
+        """The metrics of each trajectory. If several turns set a metric, the last value is used."""
         return [
             {name: value for turn in trajectory.transitions for name, value in turn.metrics.items()}
             for trajectory in self

@@ -5,8 +5,8 @@ SkyRL's server 0.4.0 was written for SDK 0.25. Two things do not work with SDK 0
     sampling        the SDK expects the sequence ids in the server's first response
     a saved state   the SDK creates a client and loads its weights in a single request
 
-``complete_client`` adds the missing ids, and loads weights in two requests if the server rejects a
-single one. It has no effect on the hosted service or on servers that support both.
+``complete_client`` adds the missing ids, and loads weights in two requests if the server rejects
+the single request. It has no effect on the hosted service or on servers that support both.
 """
 
 from typing import Any

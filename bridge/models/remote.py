@@ -101,7 +101,7 @@ class RemoteModel:
 
 
 def check_no_prefill(request: ChatRequest, kind: str) -> None:
-    """Refuse a request with a prefill. ``kind`` describes the model in the message."""
+    """Refuse a request with a prefill. ``kind`` describes the model in the error message."""
     if request.prefill:
         raise bad_request(
             f"The model {request.model!r} is {kind}, which cannot continue a reply, but the last "

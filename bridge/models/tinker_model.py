@@ -1,8 +1,9 @@
 """``TinkerModel``: a frozen model, defined by its weights and sampled with the engine in use.
 
-It is plain data, so it can be pickled and stored in a configuration. On the first call, the current
-``tinker.ServiceClient`` (of the hosted service or the embedded engine) creates a sampling client,
-which is shared by all Envs in the process. The chat format defaults to that of the base model.
+A ``TinkerModel`` is plain data, so it can be pickled and stored in a configuration. On the first
+call, the current ``tinker.ServiceClient`` (of the hosted service or the embedded engine) creates a
+sampling client, which is shared by all Envs in the process. By default, the chat format of the base
+model is used.
 """
 
 import logging
@@ -120,7 +121,7 @@ _lock = threading.Lock()
 _open: "WeakKeyDictionary[type, dict[tuple[str | None, ...], Future[OpenWeights]]]" = (
     WeakKeyDictionary()
 )
-"""The open weights of each ``ServiceClient`` class (one per engine), freed with the class."""
+"""The open weights of each ``ServiceClient`` class (one per engine). Freed with the class."""
 
 
 async def open_weights(model: TinkerModel) -> OpenWeights:

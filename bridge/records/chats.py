@@ -8,8 +8,8 @@ as written by the renderer.
 
 Replies are exported either with fields (thoughts, tool calls) or as the sampled text. When a
 rollout is recorded, ``note_forms`` renders both forms and stores which one reproduces the sampled
-tokens. Sometimes neither does, because the tokenizer encodes the text of a reply differently from
-how it was sampled, or because some text spells a control token.
+tokens. Sometimes neither form does, because the tokenizer encodes the text of a reply differently
+from how it was sampled, or because some text spells a control token.
 """
 
 import json

@@ -10,7 +10,7 @@ from evert.bridge.errors import repr_of
 def wrong_field(value: Any, error: ValidationError) -> str:
     """Describe the first invalid field with its path, its value and what was expected."""
     errors = error.errors(include_url=False, include_context=False)
-    # For a union, the useful error is the one for the member with the matching type.
+    # For a union, the useful error is the error of the member with the matching type.
     first = next((detail for detail in errors if not detail["type"].endswith("_type")), errors[0])
     place = _place(value, first["loc"])
     if first["type"] == "missing":

@@ -5,7 +5,7 @@ from pathlib import Path
 from evert.bridge.errors import RecordError
 
 ROLLOUTS = "rollouts"
-"""Name of the folder with the rollouts of a run or an evaluation (plus ``.jsonl`` if a file)."""
+"""Name of the folder (or, with ``.jsonl``, of the file) for the rollouts of a run or evaluation."""
 
 TRACES = "[0-9]" * 6 + ".json"
 """Pattern for the files written by ``evert export format=atif``, one per trace."""

@@ -37,7 +37,7 @@ class RolloutRecord:
             fields.
 
     Attributes:
-        has_tokens: Whether token ids were recorded. Traces by other programs may only contain text.
+        has_tokens: Whether token ids were recorded. Traces from other programs may be text only.
 
     Raises:
         RecordError: The row has a different schema version, or a field is invalid.
@@ -282,7 +282,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def _row(line: bytes) -> Row | None:
-    """Parse a line, or return None if it is blank or truncated. Raises RecordError if damaged."""
+    """Parse a line. Returns None if it is blank or truncated, or raises RecordError if damaged."""
     if not (line := line.strip()):
         return None
     try:

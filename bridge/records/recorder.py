@@ -37,7 +37,7 @@ class Recorder:
             0. The first group of a batch is always written.
 
     When a recorder is sent to a ``PoolRollouts`` process, it collects the rows there. The rows are
-    sent back with the group, and this process writes them. With other executors, they are lost.
+    sent back with the group, and this process writes them. With other executors, the rows are lost.
     """
 
     def __init__(self, path: str | Path, share: float = 1.0) -> None:

@@ -44,8 +44,8 @@ class ReplayPolicy(TokenCompleter):
     Args:
         record: The recorded rollout.
         env: The Env that is played. If it is passed, errors show which message differs, and a call
-            that was given up in the record waits until the agent gives it up again. By default,
-            only tokens are compared.
+            that was given up in the record waits until the agent gives it up again. If ``env`` is
+            omitted, only tokens are compared.
 
     Attributes:
         record: The recorded rollout.
@@ -208,7 +208,7 @@ async def replay(
         record: The recorded rollout.
         agent: The agent to test.
         task: The task (default: the recorded task).
-        **options: Options for ``ChatAgentEnv``. ``renderer`` must match the recorded one.
+        **options: Options for ``ChatAgentEnv``. ``renderer`` must match the recorded renderer.
 
     Returns:
         A trajectory with the recorded prompts and actions, and the new rewards.

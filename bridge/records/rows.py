@@ -49,6 +49,7 @@ class Recorded(Protocol):
     @property
     def renderer(self) -> Renderer:
         """The renderer used for the prompts."""
+        ...
 
     @property
     def transcript(self) -> Transcript | None:

@@ -76,12 +76,13 @@ def shared(first: FlatPrompt, second: FlatPrompt) -> int:
 
 
 def sequences(trajectory: Trajectory) -> list[TokenSequence]:
-    """Convert a trajectory to token sequences, one per lineage (only one if it is linear).
+    """Convert a trajectory to token sequences, one per lineage.
 
-    A turn continues the longest sequence that is a prefix of its observation, even if the turns of
-    several lineages are interleaved. Calls that the agent abandoned come first; the other
-    sequences are ordered by their last turns. Turns that are not trained on
-    (``ParseErrorPolicy.mask_error_turns``) have mask 0. Group rewards are not included.
+    A linear trajectory becomes a single sequence. A turn continues the longest sequence that is a
+    prefix of its observation, even if the turns of several lineages are interleaved. Calls that the
+    agent abandoned come first; the other sequences are ordered by their last turns. Turns that are
+    not trained on (``ParseErrorPolicy.mask_error_turns``) have mask 0. Group rewards are not
+    included.
 
     Args:
         trajectory: A trajectory as returned by a rollout function.

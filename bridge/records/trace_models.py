@@ -23,7 +23,7 @@ class Fields(BaseModel):
 
 
 class RolloutTrace(Fields):
-    """Fields of a rollout. evert's traces have them under "evert"; others get the defaults."""
+    """Fields of a rollout, under "evert" in evert's traces. Other traces get the defaults."""
 
     split: str = "train"
     iteration: Count = 0

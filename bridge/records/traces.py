@@ -39,7 +39,7 @@ LARGEST = 32 * 2**20
 """Maximum size of a file that contains a single trace, in bytes."""
 
 RECENT = 64
-"""How many preceding turns to search for the one that a turn continues."""
+"""To find the turn that a turn continues, only this many preceding turns are searched."""
 
 UNTRAINED = {"parse_error_masked": 1.0, "untrained": 1.0}
 """Metrics of an untrained turn. Copied from ``bridge/env/pending.py``, which loads torch."""

@@ -57,7 +57,7 @@ def read_action(
     prompt_tokens: int,
     opened: Sequence[int] = (),
 ) -> tuple[Reply, Problem | None]:
-    """Parse an action; return the reply and what is wrong with it, if anything.
+    """Parse an action. Return the reply and its problem (None if there is no problem).
 
     ``truncated`` means that the action was cut off at the token limit, which does not count as a
     problem. ``opened`` contains the tokens of the prefill. The reply is cut before the request's

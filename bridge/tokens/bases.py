@@ -147,7 +147,8 @@ def renderer_name_of(base_model: str) -> str:
     """Return the renderer name that the Cookbook recommends for a base model, or ``template``.
 
     Raises:
-        InvalidModelError: The model is not known to the Cookbook, bundled with evert, or a folder.
+        InvalidModelError: The Cookbook does not know the model, evert does not ship it, and it is
+            not a folder.
     """
     from tinker_cookbook.exceptions import ConfigurationError
     from tinker_cookbook.model_info import get_recommended_renderer_name
@@ -174,7 +175,8 @@ def model_renderer(base_model: str, renderer_name: str | None = None) -> "Render
     ``renderer_name`` defaults to ``renderer_name_of(base_model)``.
 
     Raises:
-        InvalidModelError: There is no renderer with this name, or none is known for the model.
+        InvalidModelError: There is no renderer with this name, or no renderer is known for the
+            model.
     """
     from tinker_cookbook.exceptions import RendererError
     from tinker_cookbook.renderers import get_renderer

@@ -103,7 +103,7 @@ def _is_read_back(form: CallFormat, calls: Sequence[FunctionCall], render: Rende
 
 @dataclass(frozen=True)
 class _Probes:
-    """Rendered calls, or "" where the template rejects them."""
+    """Rendered calls. A field is "" if the template rejects its calls."""
 
     plain: str
     empty: str
@@ -155,7 +155,7 @@ def _with_place_of_text(form: CallFormat, probes: _Probes, render: RenderCalls) 
 
 
 def _with_between(form: CallFormat, two: str, start: Callable[[int], int]) -> CallFormat:
-    """Add the text between two calls to a format, if ``two`` contains both calls in a row.
+    """If ``two`` has two calls in a row, record the text between them in the format.
 
     Args:
         form: The format of a single call.
@@ -335,7 +335,7 @@ def _empty(none: str, after: Literal) -> Literal | None:
 
 
 def _with_second(form: Keyed, two: str, mask: Callable[[str], Literal]) -> Keyed:
-    """Add the text between two calls to a format, if ``two`` contains both calls in a row."""
+    """If ``two`` has two calls in a row, record the text between them in the format."""
     if "qzother" not in two:
         return form
     name = two.rindex("qzother", 0, two.rindex("qzkey", 0, two.rindex("qzvalue")))

@@ -56,7 +56,8 @@ class ChatTemplate(LearnedReplies):
     def message_text(self, message: Message, ctx: RenderContext) -> str:
         """Return the text that a message adds.
 
-        Of several tool results in a row, only the last one adds the text that closes them all.
+        If there are several tool results in a row, only the last one adds the text that closes all
+        of them.
         """
         text = self.added_text(ctx, message)
         if is_tool(message) and is_tool(ctx.next_message):
@@ -67,7 +68,7 @@ class ChatTemplate(LearnedReplies):
         """Return the text that ``after`` adds, or the start of a reply if there are no messages."""
         kind, before = stand_in(ctx)
         if after and not before and self._is_held_back(after[0]):
-            return ""  # the next message adds its text
+            return ""  # the next message adds the text of this one
         if after:
             text = self.text([*before, *after])
             text = self._up_to_end(text) if after[-1]["role"] == "assistant" else text

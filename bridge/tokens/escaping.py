@@ -10,8 +10,8 @@ unguessable word that templates leave unchanged. When the renderer encodes the t
 its characters as plain text. All other text is tokenised as usual.
 
 A control token is any token that was added to the tokenizer's vocabulary, whether or not it is
-flagged as special, except whitespace and single characters. This includes ``<tool_call>`` and
-``</think>``, so text cannot be mistaken for a call or a thought.
+flagged as special. Only whitespace and single characters are excluded. Control tokens include
+``<tool_call>`` and ``</think>``, so text cannot be mistaken for a call or a thought.
 """
 
 import json
@@ -28,14 +28,14 @@ from tinker_cookbook.renderers.base import Message, ToolCall
 
 MARK = f"evertmark{secrets.token_hex(12)}z"
 
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive, so long strings match quickly
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive, to match long strings quickly
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _CACHED_LENGTH = 2000  # in characters; enough for a template's headers and a system prompt
 
 
 class ControlTokens:
-    """A tokenizer's control tokens. Marks text that may contain one."""
+    """The control tokens of a tokenizer. ``mark`` marks them in a text."""
 
     def __init__(self, tokenizer: Any) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})

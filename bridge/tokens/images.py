@@ -2,7 +2,7 @@
 
 Renderers open any URL they are given, even files on the trainer's machine. ``Images`` therefore
 checks every image that an agent sends. It accepts only ``data:`` URLs that contain a valid image.
-Images are decoded in a thread, because decoding one takes longer than a turn.
+Images are decoded in a thread, because decoding an image takes longer than a turn.
 """
 
 import base64

@@ -2,9 +2,10 @@
 
 A tokenizer needs about a second for a few megabytes, so at most ``max_chars`` characters are
 rendered on the event loop at once. If there is more text, rendering raises a ``LongTextError``
-before it changes anything, and ``LongTexts`` starts again in a thread with a copy of the renderer.
-Tokenizers cannot be interrupted, so prompts that are certain to exceed the limit are rejected
-beforehand (``least_tokens``). Huge texts can take seconds, so they get a separate thread and copy.
+before it changes anything, and ``LongTexts`` repeats the rendering in a thread with a copy of the
+renderer. Tokenizers cannot be interrupted, so prompts that are certain to exceed the limit are
+rejected beforehand (``least_tokens``). Huge texts can take seconds, so they get their own thread
+and their own copy of the renderer.
 """
 
 import asyncio
@@ -94,7 +95,7 @@ class LongTexts:
         self._is_over = False
 
     async def render(self, work: Work[T], request: ChatRequest | None = None) -> T:
-        """Call ``work`` with a length limit, or in a thread without one if the text is longer.
+        """Call ``work`` on the event loop or, for long texts, in a thread without a length limit.
 
         Raises:
             EnvClosedError: ``stop`` was called in the meantime.
@@ -143,10 +144,10 @@ _maxima: WeakKeyDictionary[PromptRenderer, list[int]] = WeakKeyDictionary()
 def least_tokens(messages: Sequence[Any], renderer: PromptRenderer) -> int:
     """Return a lower bound on the tokens in a prompt with these messages, or 0 if unknown.
 
-    One bound is the number of characters in the messages, divided by that of the longest token. The
-    other is the same ratio for word starts. The larger one is returned. It is only known if the
-    tokenizer preserves all text and the renderer is one of the Cookbook's, which include every
-    message in full.
+    One bound is the number of characters in the messages divided by the number of characters in the
+    longest token. The other bound is the same ratio for word starts. The larger bound is returned.
+    Both are only known if the tokenizer preserves all text and the renderer is one of the
+    Cookbook's, which include every message in full.
     """
     maxima = _maxima.get(renderer)
     if maxima is None:

@@ -26,7 +26,8 @@ def check_marks(text: str) -> None:
     unclosed = max((n - marks["/", name] for (end, name), n in marks.items() if not end), default=0)
     steps = unclosed * len(text)
     for mark, spaces in _WHITE_SPACE.findall(text) if marks else ():
-        # Scanning whitespace takes quadratic time, or cubic after a ">" if a mark is unclosed.
+        # Scanning whitespace takes quadratic time. If a mark is unclosed, whitespace after a ">"
+        # takes cubic time.
         steps = max(steps, len(spaces) ** (3 if mark and unclosed else 2))
     if steps > MOST_STEPS:
         raise RendererError(

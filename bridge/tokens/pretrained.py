@@ -128,7 +128,7 @@ def _has_its_own_tokenizer(folder: Path) -> bool:
     """Return whether the tokenizer needs untrusted code.
 
     This is the case if the tokenizer comes with code that is not trusted, and ``transformers`` does
-    not have its class. ``transformers`` would silently use a different class instead.
+    not have its class. In this case, ``transformers`` would silently use a different class.
     """
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 

@@ -249,7 +249,7 @@ class PromptRenderer:
     def missing_end(self, action: list[int]) -> list[int]:
         """Return the end-of-turn token if the action lacks it.
 
-        Empty if the action already ends with it, or if the renderer ends turns with a string.
+        Returns [] if the action already ends with it, or if the renderer ends turns with a string.
         """
         if action and action[-1] in self.end_tokens:
             return []

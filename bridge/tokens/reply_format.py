@@ -171,7 +171,7 @@ class LearnedReplies(TemplateText):
         return text.removeprefix(self.shared_prefix(text, opened)).removesuffix(end)
 
     def _up_to_end(self, text: str) -> str:
-        """Cut the text after its last reply. What follows belongs to the next message."""
+        """Remove the text after the last reply, because it belongs to the next message."""
         if not self._ends_replies:
             return text
         names = (self.control.by_id[stop] for stop in self.stops)
@@ -183,7 +183,7 @@ class LearnedReplies(TemplateText):
             text = self.reply_to(USER, THOUGHT)
             before, thought, tail = text.partition("Qzthought")
             between, reply, _ = tail.partition("Qzreply")
-            # A quote before the thought means that the template printed the list of parts as is.
+            # A quote before the thought means that the template printed the parts as Python code.
             if thought and reply and before[-1:] not in ("'", '"'):
                 return before, self._before_calls(between)
         self._thought_form = ""
@@ -261,11 +261,11 @@ class LearnedReplies(TemplateText):
             return False
         calls = [probe_call("call_0123456789abcdef01234567", *FIRST[:2])]
         reply = Message(role="assistant", content="", tool_calls=calls)
-        result = RESULT | {"tool_call_id": str(calls[0].id)}
+        result: Message = {**RESULT, "tool_call_id": str(calls[0].id)}
         return not self.probed(carrier([TOOL], ""), USER, reply, result)
 
     def _without_stop(self, form: CallFormat) -> CallFormat:
-        """If a token ends only replies with calls, make it a stop and remove it from the format."""
+        """If a token only ends replies that contain calls, move it from the format to the stops."""
         end = next((token for token in reversed(form.after) if not token.isspace()), "")
         if end not in self._ids or end in (form.between or ()):
             return form

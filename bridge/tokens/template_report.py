@@ -29,7 +29,7 @@ _MAX_SHOWN = 300
 
 
 def template_report(renderer: TemplateRenderer) -> list[Row]:
-    """Report how a template renders prompts, replies and history, what it loses, and what helps."""
+    """Report how a template renders conversations, what it loses, and which settings help."""
     template = renderer.template
     lost = lost_by(renderer)
     names = ", ".join(sorted(variables_of(renderer.tokenizer)))
@@ -171,7 +171,7 @@ def _shorten(text: str) -> str:
 
 
 def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
-    """Yield one row per helpful setting, best first, and a row for what cannot be recovered."""
+    """Yield a row for each setting that helps, best first, then a row for the other losses."""
     remaining = list(lost)
     settings = [*_settings(renderer, lost)] if lost else []
     while remaining and settings:
@@ -189,7 +189,7 @@ def _remedies(renderer: TemplateRenderer, lost: list[str]) -> Iterator[Row]:
 
 
 def _settings(renderer: TemplateRenderer, lost: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield settings that cause no new losses: a description of each, and the remaining losses."""
+    """Yield the description and the remaining losses of each setting that causes no new losses."""
     template, names = renderer.template, sorted(variables_of(renderer.tokenizer))
     changes: list[tuple[bool, dict[str, bool]]] = [(True, {})] if TOOLS in lost else []
     changes += [(False, {name: value}) for name in names for value in (True, False)]

@@ -58,7 +58,7 @@ def _pieces(flat: FlatPrompt) -> list[list[int] | Chunk]:
 
 
 class TokenLog:
-    """The tokens of a conversation. ``length`` is their number, including those of non-text chunks.
+    """The tokens of a conversation. ``length`` also counts the tokens of non-text chunks.
 
     Logs are immutable: ``extended`` returns a new log that shares most chunks with the old one.
     """

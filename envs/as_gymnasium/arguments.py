@@ -79,5 +79,5 @@ def is_same_task(first: Any, second: Any) -> bool:
         return bool(np.array_equal(first, second))
     try:
         return bool(first == second)
-    except (TypeError, ValueError):  # they cannot be compared
+    except (TypeError, ValueError):  # the tasks cannot be compared
         return first is second

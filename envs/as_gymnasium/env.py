@@ -290,7 +290,7 @@ class AgentGymEnv(gymnasium.Env[Any, Any], EzPickle):
         return self._episode
 
     def _notice_fork(self) -> None:
-        """In a forked child, forget the parent's episode, whose thread the child lacks."""
+        """In a forked child, forget the parent's episode, since its thread does not exist here."""
         if self._loop is not None and not self._loop.is_ours:
             self._episode = self._loop = None
             self._why_over = "the last one was started before this process was forked"

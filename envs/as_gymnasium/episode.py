@@ -121,7 +121,7 @@ class AgentEpisode:
         await self._env.close()
 
     def encode(self, text: str) -> list[int]:
-        """Encode a reply as plain text, even special-token strings; add the end-of-turn token."""
+        """Encode a reply, with special tokens as plain text, and add the end-of-turn token."""
         end = self._renderer.end_tokens[:1]
         if not end and isinstance(self._renderer.stop[0], str):
             end = self._renderer.encode(self._renderer.stop[0])

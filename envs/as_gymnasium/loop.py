@@ -36,7 +36,7 @@ class Loop:
 
     Attributes:
         at_end: Work to run on the loop before it is released, or None. It must not reference the
-            owner, or the owner could never be collected.
+            owner; otherwise, the owner could never be garbage-collected.
     """
 
     def __init__(self, owner: object) -> None:
@@ -48,7 +48,7 @@ class Loop:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the loop runs in this process. In a forked child, its thread is missing."""
+        """Whether the loop runs in this process. A forked child has no such thread."""
         return self._shared is _shared(os.getpid())
 
     def run(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
@@ -105,7 +105,7 @@ async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], future: Futur
     except asyncio.CancelledError:
         future.cancel()
         raise
-    except BaseException as error:  # even KeyboardInterrupt, since other episodes share the loop
+    except BaseException as error:  # even KeyboardInterrupt must not stop the shared loop
         if future.set_running_or_notify_cancel():
             future.set_exception(error)
     else:
@@ -116,8 +116,8 @@ async def _settle(work: Callable[[], Coroutine[Any, Any, Result]], future: Futur
 class _Shared:
     """A process's portal. Its thread runs as long as there are users.
 
-    A forked child keeps the object and the users that it inherits, because asyncio would complain
-    about pending tasks if they were garbage-collected.
+    A forked child keeps the parent's object and users, because garbage-collecting them would make
+    asyncio complain about pending tasks.
     """
 
     def __init__(self) -> None:
@@ -169,6 +169,6 @@ def _shared(pid: int) -> _Shared:
 
 
 @atexit.register
-def _finish_all() -> None:  # leaves the loop running, as threads cannot be started at exit
+def _finish_all() -> None:  # the loop keeps running, as no thread can start at exit
     for loop in list(_shared(os.getpid()).users):
         loop.finish()

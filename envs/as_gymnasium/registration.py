@@ -5,7 +5,7 @@
 
 This module doesn't import torch, tinker or a tokenizer; that happens in ``gymnasium.make``. Agents
 that can be imported are registered by import path, so that the ``EnvSpec`` can be pickled and
-written as JSON. All other objects are wrapped in a ``Kept``, which deep copies share.
+written as JSON. All other objects are wrapped in a ``Kept``, so that deep copies share them.
 """
 
 import importlib
@@ -51,7 +51,8 @@ def register_agent(
     Args:
         id: The environment id, '[namespace/]Name-v0'.
         agent: The agent, or its import path 'module:function', which ``gymnasium.make`` imports.
-        tasks: Sequence of tasks, or its import path. Each episode draws one (default: no tasks).
+        tasks: Sequence of tasks, or its import path. Each episode draws one task (default: no
+            tasks).
         max_turns: Number of actions after which an episode is truncated (default: no limit).
         replace: Whether to replace an existing id, for example when a notebook cell is rerun.
         **options: Options for ``ChatAgentEnv``, used by every environment with this id.

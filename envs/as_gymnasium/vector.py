@@ -2,7 +2,7 @@
 
 We leave seeding, autoreset and the format of infos to Gymnasium's ``SyncVectorEnv``, which calls
 the environments (``Member``) one by one. Before that, ``AgentVectorEnv`` advances all environments
-concurrently, so each one already has its result when it is called.
+concurrently, so each environment already has its result when it is called.
 """
 
 import asyncio
@@ -113,8 +113,8 @@ class AgentVectorEnv(SyncVectorEnv, EzPickle):
         Raises:
             gymnasium.error.InvalidAction: An action is not in the action space, or the number of
                 actions is wrong. No episode has advanced.
-            gymnasium.error.ResetNeeded: No episodes are running, or one is over and autoreset is
-                disabled.
+            gymnasium.error.ResetNeeded: No episodes are running, or an episode is over and
+                autoreset is disabled.
         """
         actions = _action_tuple(actions, self.num_envs)
         over = {int(i) for i in np.flatnonzero(self._autoreset_envs)}  # set by SyncVectorEnv

@@ -42,11 +42,14 @@ class Actions:
         return action if isinstance(action, str) else json.dumps(np.asarray(action).tolist())
 
     def brief(self, action: Any) -> str:
-        """Return an action as text with few tokens: its number if the space is discrete."""
+        """Return an action as short text. If the space is discrete, this is its number."""
         return str(int(action)) if isinstance(self.space, spaces.Discrete) else self.name(action)
 
     def read(self, reply: str) -> tuple[Any, str]:
-        """Parse a reply. Returns the action and "", or None and why it is not a valid action."""
+        """Parse a reply.
+
+        Returns the action and "". If the reply is not a valid action, returns None and the reason.
+        """
         try:
             action = self._parse_reply(reply) if self.parse is None else self.parse(reply)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:

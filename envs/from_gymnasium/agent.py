@@ -159,7 +159,7 @@ class GymAgent:
         finally:
             if self.off_loop:
                 await finished(call(env.close))
-            else:  # no await, so that it works even if the loop is closed
+            else:  # no await, so that this works even if the loop is closed
                 env.close()
 
     def _illegal_outcome(self, wrong: int) -> Outcome:

@@ -13,7 +13,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 def in_words(observation: Any, info: Mapping[str, Any], env: Env) -> str:
-    """Return the text of an observation; the default ``describe`` of ``GymAgent``."""
+    """Return an observation as text. This is the default ``describe`` of ``GymAgent``."""
     if describe := toy_text(env):
         return describe(observation, env.unwrapped)
     if isinstance(observation, Mapping) and {"mission", "image"} <= observation.keys():

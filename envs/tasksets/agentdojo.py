@@ -145,7 +145,8 @@ def _suite(name: str) -> Any:
 
 def _pipeline(client: "BlockingAgentClient", defense: str) -> Any:
     pipelines = _imported("agentdojo.agent_pipeline")
-    # After an episode is aborted, calls get a 400: the only error that the package won't retry.
+    # After an episode is aborted, its calls fail with status 400, the only status that the
+    # package does not retry.
     llm = pipelines.OpenAILLM(client.openai_sync, client.model)
     llm.name = client.model
     config = pipelines.PipelineConfig(

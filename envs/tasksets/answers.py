@@ -2,22 +2,23 @@
 
 Nine of the scorers evaluate answers as Python: four call ``eval``, and five call
 ``sympy.parse_expr``, which also uses ``eval`` and exposes all builtins. Those scorers only get
-harmless answers, which call nothing but mathematical functions and contain no powers that could
-take long to compute. Any other answer scores 0. All other scorers are safe with any answer, except
-for the one in ``FRACTIONS``.
+harmless answers. Such an answer calls nothing but mathematical functions, and contains no powers
+that could take long to compute. Any other answer scores 0. All other scorers are safe with any
+answer, except for the one in ``FRACTIONS``.
 
 This is the second line of defence. The first is that scorers run in isolated processes
-(``bridge/isolation.py``), which contain whatever gets past these patterns.
+(``bridge/isolation.py``), which limit the damage that an answer can do if it gets past these
+patterns.
 """
 
 import re
 
 LONGEST = {
-    "polynomial_multiplication": 10_000,  # only parsed; correct answers reach 6,200 characters
+    "polynomial_multiplication": 10_000,  # only parsed; correct answers have up to 6,200 characters
     "intermediate_integration": 100,  # sympy simplifies it, which can take 20 s for 300 characters
     "simple_integration": 100,
 }
-"""Maximum length of an answer in characters; it is 2,000 for the other six of the nine scorers."""
+"""Maximum length of an answer in characters. For the other six of the nine scorers, it is 2,000."""
 
 LITERALS = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
 """Answers are strings and lists, which are safe and fast to evaluate without "(", "*" or "for"."""
@@ -42,8 +43,9 @@ _POWER = re.compile(
     r"(\w|\))\s*(?:\*\*|\^)\s*(?:(\d{1,2})(?![\d.])|\(-?(\d{1,2})(?:/2)?\))", re.ASCII
 )
 _COMPUTED, _TALL, _DIGITS = 2, 9, 40
-"""Limits for answers with powers or roots of numbers or brackets: their count, the exponent, and
-the number of digits in the answer. sympy can take minutes for powers or roots of huge numbers.
+"""Limits for answers with powers or roots of numbers or brackets: the number of powers and roots,
+the largest exponent, and the number of digits in the answer. sympy can take minutes for powers or
+roots of huge numbers.
 """
 
 

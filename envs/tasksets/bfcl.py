@@ -68,7 +68,7 @@ class Bfcl:
 
     A task is a row's id, like 'multi_turn_base_17'. The reward is 1 if, after every turn, the APIs
     are in the same state as after the row's correct calls, and the results of the policy's calls
-    include the results of the correct ones. Otherwise, it is 0.
+    include the results of the correct calls. Otherwise, it is 0.
 
     Attributes:
         categories: Comma-separated names of categories.
@@ -121,7 +121,7 @@ def _apis() -> Callable[..., Any]:
 
 
 async def _play(client: "AgentClient", row: dict[str, Any], ask: Any) -> list[list[list[Any]]]:
-    """Return the calls by turn and step, stopping early if a turn takes too many steps."""
+    """Return the calls by turn and step. If a turn takes too many steps, stop early."""
     messages: list[dict[str, Any]] = []
     tools, turns = _tools(row), list[list[list[Any]]]()
     for number, question in enumerate(row["question"]):
@@ -178,7 +178,7 @@ def _rows(category: str) -> dict[str, dict[str, Any]]:
 
 
 def _tools(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the tools of a row's APIs by name, except for tools that are added later."""
+    """Return the tools of a row's APIs by name, without the tools that are added later."""
     missed = {name for names in row.get("missed_function", {}).values() for name in names}
     docs = _docs(row)
     first = {name: tool for name, tool in docs.items() if name not in missed}

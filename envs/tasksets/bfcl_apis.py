@@ -33,7 +33,7 @@ def execute(
     long_context: bool = False,
     is_evaL_run: bool = True,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Run calls and return their results and the instances. Replaces the package's function."""
+    """Run calls; return their results and the API instances. Replaces the package's function."""
     if model_name not in _instances:
         apis = {name: _instance(name, initial_config, long_context) for name in involved_classes}
         _instances[model_name] = apis

@@ -52,7 +52,10 @@ STOPPED_METRIC = {STOPPED: Metric("Answers whose scorer was stopped", "share")}
 def game_of_agent(
     id: str, agent: Any, recipe: Mapping[str, Any], metrics: Mapping[str, Metric] | None = None
 ) -> Game:
-    """Return the game for an agent with both task lists. The agent's ``repr`` must recreate it."""
+    """Return the game for an agent with both task lists.
+
+    The agent's ``repr`` must be code that recreates the agent.
+    """
     path = f"{type(agent).__module__}:{agent!r}"
     return Game(
         id,

@@ -37,7 +37,7 @@ LONGEST = 64
 """Maximum number of characters per ``type`` command (the package's limit)."""
 
 QUIET = {"body", "div", "form", "p", "span", "table", "tbody", "tr", "ul"}
-"""Elements that are only shown if they contain text."""
+"""Elements that the policy sees only if they contain text."""
 
 
 def miniwob(name: str, *, seconds: float = 3600.0) -> Game:

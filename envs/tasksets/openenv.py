@@ -4,8 +4,8 @@
 
 An action is either text (the reply), a call to an MCP tool, or a set of fields. To fill in the
 fields, the policy calls a single tool, whose parameters are the action's schema. A server's schema
-does not say whether it gives rewards, so we start an episode to find out before returning the game.
-Requires the ``openenv`` extra.
+does not say whether the server gives rewards, so we start an episode to find out before returning
+the game. Requires the ``openenv`` extra.
 """
 
 import asyncio
@@ -43,8 +43,9 @@ def openenv(
 
     Args:
         url: URL of the server, such as "http://127.0.0.1:8000".
-        field: The action field that receives the text of the reply. By default, this is the
-            action's only required field if it is a string; otherwise, actions are tool calls.
+        field: The action field that receives the text of the reply. By default, if the action has a
+            single required field and this is a string, that field is used; otherwise, actions are
+            tool calls.
         turns: Number of actions after which an episode is truncated.
         probe: Number of actions to try in order to check that the server gives rewards. Pass 0 to
             skip this check.
@@ -66,9 +67,9 @@ def openenv(
     )
 
 
-@cache  # a command creates its game several times
+@cache  # a single command may create its game several times
 def _check_once(agent: "OpenEnv", probe: int) -> None:
-    threads(2).submit(asyncio.run, agent.check(probe)).result()  # a loop may run in this thread
+    threads(2).submit(asyncio.run, agent.check(probe)).result()  # an event loop may run here
 
 
 def _field(url: str, field: str | None) -> str:
@@ -163,8 +164,8 @@ class OpenEnv:
                 check ends without a verdict.
 
         Raises:
-            GameError: There are no tools, or the server gave no reward before the episode ended
-                or all actions had been tried.
+            GameError: There are no tools; or the episode ended, or all actions were tried, without
+                any reward.
         """
         async with opened(self.url, self.message_timeout_s, lambda reward: None) as session:
             tools = [] if self.field else await session.list_tools()

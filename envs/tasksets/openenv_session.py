@@ -43,7 +43,7 @@ A server may take a while to free a session after its connection has closed.
 async def opened(
     url: str, message_timeout_s: float, pay: Callable[[float], None]
 ) -> AsyncIterator["Session"]:
-    """Open a session, and close it on exit. It connects when it sends its first message.
+    """Open a session, and close it on exit. The session connects with its first message.
 
     Args:
         url: URL of the server.
@@ -131,7 +131,7 @@ class Session:
         await self._send("step", lambda: self._env.step(action))
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Return the tools in OpenAI's format: the MCP tools, or one for an action's fields."""
+        """Return the MCP tools, or one tool for an action's fields, in OpenAI's format."""
         if not calls_tools(self._action):
             description = str(self._action.get("description", "Take an action."))
             return [_tool(STEP, description, self._action)]
@@ -237,7 +237,7 @@ def action_schema(url: str) -> Mapping[str, Any]:
         action = {"properties": {}, "required": [], **json.loads(schema)["action"]}
         check_schema(json.dumps(action))
         fields = {name: of for name, of in action["properties"].items() if isinstance(of, dict)}
-        fields.pop("metadata", None)  # present in every action
+        fields.pop("metadata", None)  # every action has this field
         return {**action, "properties": fields}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GameError(

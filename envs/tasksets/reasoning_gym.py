@@ -38,7 +38,7 @@ SIZE = 10_000
 """Number of items per generator, and number of training tasks."""
 
 OF_A_LEVEL = 100
-"""Training tasks per level, a small number so that a curriculum plays each task several times."""
+"""Training tasks per level. There are few, so that a curriculum plays each task several times."""
 
 HELD_OUT = 100
 """Number of held-out tasks."""
@@ -88,10 +88,10 @@ def reasoning_gym(names: str, **arguments: Any) -> Game:
 class Reasoning:
     """An agent that asks a reasoning-gym question and scores the answer.
 
-    A task is an item's number. The reward is the generator's score for the answer, from 0 to 1. It
-    is 0 if the scorer raises, exceeds its time or memory limit, or if the answer is not safe to
-    evaluate (``answers.py``). The answer is the text between ``<answer>`` and ``</answer>``, or the
-    whole reply if there are no such tags. Scorers run in an isolated process.
+    A task is an item's number. The reward is the generator's score for the answer, from 0 to 1. The
+    reward is 0 if the scorer raises or exceeds its time or memory limit, or if the answer is not
+    safe to evaluate (``answers.py``). The answer is the text between ``<answer>`` and
+    ``</answer>``, or the whole reply if there are no such tags. Scorers run in an isolated process.
 
     Args:
         *names: Names of generators, such as "chain_sum". Tasks cycle through the generators.
@@ -239,7 +239,7 @@ def _scorer(
     factory = needed("reasoning_gym", "reasoning_gym.factory", "pip install 'evert[reasoning]'")
     dataset = _new_dataset(factory, name, arguments, level)
     with suppress(Exception):
-        dataset.score_answer(str(dataset[0]["answer"]), dataset[0])  # the first call may import
+        dataset.score_answer(str(dataset[0]["answer"]), dataset[0])  # this may import modules
     return partial(_scored, name, dataset)
 
 

@@ -34,7 +34,7 @@ NETWORK = {
     "EnglishDictionary": "downloads its words (nltk.download)",
     "nltk": "downloads its words (nltk.download)",
 }
-"""Word in a game's source code -> how such a game uses the network."""
+"""Word in a game's source code -> how a game that contains this word uses the network."""
 
 MOST_PLAYERS = 15
 
@@ -52,7 +52,7 @@ def textarena(name: str, *, players: int | None = None, **options: Any) -> Game:
         **options: Options for the game.
 
     Raises:
-        GameError: There is no such game, it needs network access, or it cannot be started with
+        GameError: There is no such game, or the game needs network access or cannot be started with
             these arguments.
     """
     _refuse_network(name, _module(name))
@@ -84,8 +84,8 @@ class TextArena:
     """An agent that plays a TextArena game. The task is the game's seed.
 
     Each player has one conversation, to which only the new part of each observation is added. If an
-    observation does not start with the previous one, a new conversation is started. The reward
-    comes from the game.
+    observation does not start with the previous observation, a new conversation is started. The
+    reward comes from the game.
 
     Args:
         name: Id of the game.
@@ -210,7 +210,7 @@ def _refuse_network(name: str, module: str) -> None:
 
 
 def _checked_agent(name: str, players: int | None, options: Mapping[str, Any]) -> TextArena:
-    """Return an agent whose game is known to start. ``players`` defaults to as few as possible."""
+    """Return an agent whose game is known to start, by default with as few players as possible."""
     import textarena
 
     failures = []

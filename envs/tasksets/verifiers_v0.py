@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from evert.bridge.clients.client import AgentClient
 
 REPLIES = {"EmptyModelResponseError", "InvalidModelResponseError"}
-"""verifiers errors caused by the policy's reply, which end the episode but keep its reward."""
+"""verifiers errors caused by the policy's reply. The episode ends, but keeps its reward."""
 
 
 class V0Environment:

@@ -38,9 +38,9 @@ ENDLESS = 1_000
 class V1Environment:
     """A verifiers taskset with the agents that play it.
 
-    The harness is the one declared by the taskset or the environment, or else verifiers' chat loop
-    without a shell ("null"). Programs run on this machine, so harnesses that execute the policy's
-    code are rejected.
+    If the taskset or the environment declares a harness, that harness is used; otherwise,
+    verifiers' chat loop without a shell ("null") is used. Programs run on this machine, so
+    harnesses that execute the policy's code are rejected.
 
     Args:
         name: Name of the taskset.
@@ -173,7 +173,7 @@ class _Tasks(Sequence[Any]):
 def _block(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``env`` block of a verifiers config as a dict."""
     block: dict[str, Any] = {"taskset": {"id": name}}
-    taskset_class(name)  # raises if it does not exist, unlike the next line
+    taskset_class(name)  # raises if there is no such taskset, unlike the next line
     kind = vf.env_config_type(name)
     for key, value in options.items():
         *parents, last = key.split(".")

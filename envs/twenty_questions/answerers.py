@@ -8,7 +8,7 @@
 An ``Answerer`` takes a noun and a question and returns an ``Answer``. We ask models for JSON with
 ``brief_reason``, ``yes_or_no`` and ``correct``, in this order so that they reason first, and retry
 if a reply is invalid. A model's ``correct`` only counts if the question contains the noun, because
-otherwise a player could talk the model into it.
+otherwise a player could talk the model into saying that any question is correct.
 """
 
 import json
@@ -36,7 +36,7 @@ class Answerer(Protocol):
     """An object that answers yes/no questions about a noun."""
 
     async def answer(self, noun: Noun, question: str) -> Answer:
-        """Answer a question, independently of earlier ones."""
+        """Answer a question, independently of earlier questions."""
         ...
 
 

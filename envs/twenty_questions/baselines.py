@@ -1,4 +1,4 @@
-"""Scripted players: ``RandomPlayer`` and ``OraclePlayer``. See ``habits.py`` for weaker ones.
+"""Scripted players: ``RandomPlayer`` and ``OraclePlayer``. See ``habits.py`` for weaker players.
 
     game = play(OraclePlayer(), noun)
 
@@ -57,7 +57,7 @@ class RandomPlayer:
     def question(self, game: QuestionGame) -> str:
         """Return a question that has not been asked yet.
 
-        Half of the time it guesses a noun, unless it has run out of guesses or questions.
+        If both guesses and other questions are left, it chooses a guess half of the time.
         """
         previous = {turn.question for turn in game.turns}
         guesses = [guess(noun.answer) for noun in shipped_nouns() if _is_possible(noun, game)]

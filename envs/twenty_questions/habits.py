@@ -20,14 +20,14 @@ Asks: TypeAlias = Literal["any", "idle", "details", "best"]
 
 Guesses: TypeAlias = Literal["never", "always", "early", "late", "blind", "few"]
 """When to guess: never, always, in the first five turns ("early"), in the last five ("late"), in
-30% of the turns ("blind"), or once few nouns match ("few"). "few" guesses a matching noun, and
+30% of the turns ("blind"), or when few nouns match ("few"). "few" guesses a matching noun, and
 the other habits guess any noun. No noun is guessed twice."""
 
 EARLY = 5
-"""The number of turns that count as early, and as late."""
+"""The number of turns that count as "early". The same number count as "late"."""
 BLIND_RATE = 0.3
 FEW = 2
-"""With the habit "few", the player guesses once at most this many nouns match."""
+"""With the habit "few", the player guesses when at most this many nouns match."""
 GOOD_RATE = 0.08
 """Frequency of "few" relative to each of the other guessing habits."""
 DETAILS = 4

@@ -82,7 +82,7 @@ class Knowledge:
         return self.category(game.noun.category) if game.rules.show_category else self.everything
 
     def after(self, candidates: int, question: str, answer: str) -> int:
-        """Return the candidates that match the answer, or all if the question is unknown."""
+        """Return the candidates that match the answer. An unknown question excludes none."""
         if question in self._bits:
             return candidates & (self._bits[question] if answer == "yes" else ~self._bits[question])
         name = self._attributes.get(question)

@@ -54,7 +54,11 @@ def measures(game: QuestionGame) -> dict[str, float]:
 
 
 def _repeats(game: QuestionGame, questions: list[Parsed]) -> int:
-    """Count repeated questions, by subject or, if they aren't understood, by wording."""
+    """Count repeated questions.
+
+    Two questions are equal if they have the same subject or, if they are not understood, the same
+    wording.
+    """
     subjects = [
         parsed.attribute if isinstance(parsed, Attribute) else parsed or turn.question.casefold()
         for parsed, turn in zip(questions, game.turns, strict=True)

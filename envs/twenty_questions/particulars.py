@@ -33,11 +33,11 @@ def shipped_measures() -> Measures:
 
 @cache
 def extended_facts() -> tuple[Facts, Lexicon]:
-    """Return the shipped facts and lexicon plus an attribute per line of the TOML file."""
+    """Return the shipped facts and lexicon, with one more attribute per line of the TOML file."""
     facts, lexicon, measures = shipped_facts(), load_lexicon(), shipped_measures()
     path = FOLDER / "particulars.toml"
     lines: dict[str, str] = tomllib.loads(path.read_text(encoding="utf-8"))
-    table = {answer: {**row} for answer, row in facts.table.items()}
+    table: dict[str, dict[str, YesNo]] = {answer: {**row} for answer, row in facts.table.items()}
     phrases = [*lexicon.phrases]
     for attribute, nouns in lines.items():
         positive, unclear = _nouns_of_line(nouns, facts, measures)
@@ -58,8 +58,8 @@ def _nouns_of_line(nouns: str, facts: Facts, measures: Measures) -> tuple[set[st
     """Return the nouns that a line is true of, and the nouns for which the answer is "n/a".
 
     A line is a list of tokens. Each token selects nouns: by name, by ``@attribute``, or by a
-    measure, as in ``kilograms>5``. A ``-`` prefix removes these nouns, and a ``?`` prefix makes
-    their answer "n/a".
+    measure, as in ``kilograms>5``. With the prefix ``-``, a token removes its nouns; with ``?``, it
+    makes their answer "n/a".
     """
     positive, unclear = set[str](), set[str]()
     for token in filter(None, nouns.split(", ")):

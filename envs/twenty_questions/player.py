@@ -110,7 +110,7 @@ def turn_prompt(game: QuestionGame, style: Style) -> str:
 
 
 def conversation(game: QuestionGame, style: Style) -> list[dict[str, Any]]:
-    """Convert any player's game to a model's conversation, leaving out searches."""
+    """Convert any player's game to the conversation of a model, without the searches."""
     prefix = QuestionGame(game.noun, game.rules)
     messages = opening(prefix, style)
     for turn in game.turns:
@@ -141,7 +141,7 @@ class TwentyQuestions:
     style: Style = "full"
 
     async def __call__(self, client: AgentClient, task: Task) -> float:
-        """Play a game: 1.0 if the noun is found, else 0.0, minus the cost of wrong guesses."""
+        """Play a game. Return 1.0 if it is won, else 0.0, minus the cost of wrong guesses."""
         rules = replace(self.rules, **task.get("rules", {}))
         return report(client, await self.play(client, QuestionGame(noun_of(task), rules)))
 
@@ -163,7 +163,7 @@ class TwentyQuestions:
     async def _question(
         self, client: AgentClient, game: QuestionGame, messages: list[dict[str, Any]]
     ) -> tuple[str, tuple[Search, ...]]:
-        """Return the next question and its searches. Appends to ``messages``."""
+        """Return the next question and the searches before it. Appends to ``messages``."""
         options: dict[str, Any] = {} if self.search is None else {"tools": [SEARCH_TOOL]}
         searches: list[Search] = []
         refusals = 0

@@ -59,7 +59,10 @@ class KnowledgeSearch:
         return KnowledgeSearch, self._arguments
 
     async def search(self, query: str) -> str:
-        """Return the matching nouns in list order, or what is true of a noun."""
+        """Return the nouns that match the query, in list order.
+
+        If the query is the name of a noun, return what is true of that noun.
+        """
         parsed = self._parser.parse(query)
         if isinstance(parsed, Guess):
             return self._about(parsed.answer)

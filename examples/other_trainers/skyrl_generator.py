@@ -12,7 +12,7 @@ from evert import ChatAgentEnv, sequences
 
 
 class Engines(TokenCompleter):
-    """SkyRL's inference engines, with one session per episode so that its prefix stays cached."""
+    """SkyRL's inference engines. Each episode has its own session, so its prefix stays cached."""
 
     def __init__(self, engines, sampling_params, session):
         self.engines = engines

@@ -1,4 +1,4 @@
-"""verifiers loads ``AgentHarness`` and ``AgentTaskset`` from this module, given its name."""
+"""verifiers imports this module by name, and finds ``AgentHarness`` and ``AgentTaskset`` in it."""
 
 from evert.verifiers import AgentHarness, AgentTaskset
 

@@ -1,6 +1,6 @@
 """tau2-bench, with its orchestrator, environments, user simulator and evaluator unchanged.
 
-There are three agents, which differ in which role is trained. Each plays a task with the
+There are three agents, each for training a different role. Each runs a task with the
 benchmark's own function and returns its reward. Both roles call models by name through LiteLLM, and
 evert takes over calls to the names it knows:
 
@@ -74,7 +74,7 @@ def play(task: dict[str, str], *, agent: str, user: str) -> Outcome:
 
 @functools.cache
 def tasks_by_id(domain: str) -> dict[str, Task]:
-    """Return the benchmark's tasks for a domain by id."""
+    """Return the benchmark's tasks for a domain, keyed by task id."""
     return {task.id: task for task in get_tasks(domain)}
 
 

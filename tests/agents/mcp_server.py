@@ -1,4 +1,4 @@
-"""A test server built with ``mcp``: ``python mcp_server.py [PORT]``. Without a port: stdio."""
+"""An MCP server for tests: ``python mcp_server.py [PORT]``. Without a port, it uses stdio."""
 
 import os
 import sys

@@ -146,7 +146,7 @@ def test_ready_made_agents_send_no_telemetry_and_ignore_user_settings() -> None:
     aider, claude, codex, gemini = (ready() for ready in READY)
 
     assert claude.env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] == "1"  # titles, telemetry
-    assert claude.env["CLAUDE_CODE_DISABLE_ATTACHMENTS"] == "1"  # for a task with "@/home/me/x"
+    assert claude.env["CLAUDE_CODE_DISABLE_ATTACHMENTS"] == "1"  # "@/home/me/x" is just text
     assert gemini.env["GOOGLE_API_KEY"] is None  # GEMINI_API_KEY already holds the rollout key
     variables = harmless({name: "mine" for name in THEIR_SETTINGS})
     assert not variables.keys() & {*THEIR_SETTINGS}

@@ -133,7 +133,7 @@ def rollout(env: Env, say: Sequence[str], renderer: Any = None, **limits: int) -
 
 
 def facts(transition: Transition, reference: Transition) -> tuple[Any, ...]:
-    """Return the parts of a transition to compare, limited to the keys that the reference has."""
+    """Return the values to compare. Logs and metrics are limited to the keys of ``reference``."""
     metrics = {key: transition.metrics.get(key) for key in reference.metrics if "stop/" not in key}
     logs = {key: transition.logs.get(key) for key in reference.logs}
     prompt = transition.ob.to_ints()

@@ -1,4 +1,4 @@
-"""A command's environment variables: secrets only with ``env=``, and redacted in its output."""
+"""A command's environment variables. Only ``env=`` passes secrets; its output is redacted."""
 
 import json
 import os
@@ -25,7 +25,7 @@ SECRETS = {
     "MY_SETTING": "sentinel-0008",
 }
 OUTSIDE = os.path.realpath(sys.executable)
-"""The base interpreter, which reads user site-packages (a virtual environment's doesn't)."""
+"""The base interpreter. Unlike that of a virtual environment, it reads user site-packages."""
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 

@@ -1,4 +1,4 @@
-"""Commands in a sandbox: 90 escape attempts, what still works inside it, and machines without one.
+"""Sandboxed commands: 90 attempts to escape, what still works, and machines with no sandbox.
 
 The escape attempts are defined in ``tests/faults/escapes.py``. ``tests/faults/commands.py`` covers
 what a sandboxed command leaves behind.

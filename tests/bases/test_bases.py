@@ -119,8 +119,9 @@ CORPORA = {
 }  # fmt: skip
 """Digest of each base model's training data: tokens and targets of the first steps with seed 0.
 
-If you change a corpus, retrain the base model and check the new data: games must be legal and
-played without a strategy, odds must cover all matching nouns, and held-out nouns must not appear.
+If you change a corpus, retrain the base model and check the new data. Games must be legal and
+played without a strategy. The odds at each position must give every matching noun a probability.
+Held-out nouns must not appear.
 """
 
 

@@ -100,7 +100,7 @@ def test_the_loss_of_odds_ignores_all_other_tokens() -> None:
     drawn = corpus.riddle(2)
     example = DialogueExample(drawn.tokens, [False] * len(drawn.tokens), odds=drawn.odds)
     before = training.batch_loss(model, [example], corpus).item()
-    louder = torch.full((VOCAB_SIZE,), 5.0)  # make all other tokens far more likely
+    louder = torch.full((VOCAB_SIZE,), 5.0)  # make all tokens outside the odds far more likely
     louder[corpus.odds_tokens] = 0.0
     model.lm_head.bias = torch.nn.Parameter(louder)
     assert training.batch_loss(model, [example], corpus).item() == pytest.approx(before)

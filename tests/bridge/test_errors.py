@@ -1,5 +1,5 @@
-"""The error hierarchy, pickling of errors, and the traceback shown for an agent's exception, which
-contains only the agent's own frames if there are any."""
+"""The error hierarchy, the pickling of errors, and the traceback shown for an agent's exception. If
+any frames of the traceback are the agent's own, only those frames are shown."""
 
 import asyncio
 import copy
@@ -112,7 +112,7 @@ async def test_a_traceback_keeps_only_the_agents_own_frames(agent: Any, frames: 
 
 
 async def test_the_traceback_of_an_agent_from_a_library_shows_the_library() -> None:
-    # Only httpx code is on the stack, apart from the Env's.
+    # Apart from the Env's own code, only httpx code is on the stack.
     nothing: Any = None
     agent = functools.partial(httpx.URL, nothing)
     with pytest.raises(TypeError, match="Invalid type for url") as raised:

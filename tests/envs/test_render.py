@@ -1,5 +1,5 @@
-"""``render``: "ansi" returns the conversation, "human" prints each message once, with color only on
-a terminal. Without a mode it warns, like Gymnasium.
+"""``render``: mode "ansi" returns the conversation; mode "human" prints each message once, in color
+only on a terminal. Without a mode, ``render`` warns, as in Gymnasium.
 """
 
 import os

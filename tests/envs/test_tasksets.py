@@ -1,4 +1,4 @@
-"""Tasksets: users' own, defined in a file, and ``evert evaluate tasks=all-offline``."""
+"""Users' own tasksets, defined in a file, and ``evert evaluate tasks=all-offline``."""
 
 import csv
 import json

@@ -199,7 +199,7 @@ def test_only_the_failed_episode_is_truncated(mode: AutoresetMode, caplog: Logs)
     assert isinstance(final["error"][1], AgentError)
     assert isinstance(final["error"][1].__cause__, KeyError)
     assert final["_error"].tolist() == [False, True, False]
-    assert observations[1] == first[1]  # the last observation, or the next episode's first
+    assert observations[1] == first[1]  # last observation, or first of the next episode
     assert "The episode of environment 1 failed" in caplog.text
     if mode == AutoresetMode.DISABLED:
         envs.reset(options={"reset_mask": truncated})

@@ -175,7 +175,7 @@ async def waits_for_a_call_of_its_own_thread(client: Any, scene: Scene) -> float
 
 
 def _gives_up(agent: Agent, calls: str, remains: str = "nothing", **options: Any) -> list[Fault]:
-    """Return two faults for an agent that times out: reported as an error, and scored."""
+    """Return two faults for an agent that times out: one is an error, the other is scored."""
     error = "AgentTimeoutError: The agent … neither called the model nor ended within …"
     timeouts = {"agent_timeout": 0.05, "close_timeout": 0.05, **options}
     return [

@@ -52,7 +52,7 @@ class Leaving:
         return self.name
 
     async def play(self, mine: Path, mark: str) -> str:
-        # Without the "=", the variable would be a path, which the sandbox would make visible.
+        # Without the "=", the value would be a path, and the sandbox would make that path visible.
         variables = {"MINE": f"={mine}", "STAYS": mark, **self.options.get("env", {})}
         options = {"sandbox": False, **self.options, "env": variables}
         agent = ProcessAgent([sys.executable, "-S", "-c", PRELUDE + self.does], **options)

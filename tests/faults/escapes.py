@@ -1,8 +1,9 @@
 """Attempts to escape from a sandbox, each in its own process.
 
 Each row describes an attempt and implements it in Python. The attempt succeeds if it returns a true
-value. ``PROGRAM`` runs all attempts and prints the results. Those in ``ANYWHERE`` are also run
-without a sandbox, where they must succeed, because otherwise they would not prove anything.
+value. ``PROGRAM`` runs all attempts and prints the results. The attempts in ``ANYWHERE`` are also
+run without a sandbox and must succeed there; otherwise, their failing in the sandbox would prove
+nothing.
 
 ``outside`` creates the targets of the attempts, which are the names in capital letters.
 """

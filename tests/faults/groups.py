@@ -236,7 +236,7 @@ def command(code: str) -> Any:
 
 
 async def run_command(scene: Scene) -> object:
-    """Play an agent that is a command. The scene is not passed to it."""
+    """Play a fault whose agent is a command. The command does not get the scene."""
     env = ChatAgentEnv(scene.fault.agent, "a task", **{**QUICK, **scene.fault.options})
     try:
         return await do_single_rollout(fine(), env)

@@ -1,7 +1,7 @@
-"""Hostile and damaged model folders, each with its expected result. None may get its code to run.
+"""Hostile and damaged model folders, with the expected results. Code in a folder must never run.
 
-Each row modifies a copy of the bundled base model and loads it in a certain way. If the row
-contains code, that code creates the file ``RAN`` in the folder, which tells the test that it ran.
+Each row modifies a copy of the bundled base model and loads it in a certain way. If a row contains
+code and the code runs, it creates the file ``RAN`` in the folder, so that the test notices.
 """
 
 import asyncio
@@ -153,7 +153,7 @@ def code(folder: Path, file: str = "evil.py") -> None:
 
 
 def edit(file: str, **fields: object) -> Change:
-    """Return a change that sets fields of a JSON file and adds the code that they may refer to."""
+    """Return a change that sets fields of a JSON file and adds code that the fields may use."""
 
     def change(folder: Path) -> None:
         path = folder / file

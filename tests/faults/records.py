@@ -1,4 +1,4 @@
-"""Damaged records: each row damages one line of a recorded file and states what reading it gives.
+"""Damaged records: each row damages a line of a recorded file and states the result of reading it.
 
 The file contains two rollouts, and the second line is damaged. Each error states the line and the
 invalid field. ``…`` matches anything.
@@ -61,7 +61,7 @@ class Damage:
 
     name: str
     sees: str
-    replays: str = ""  # result of a replay, if the line can be read; "": same rewards
+    replays: str = ""  # if the line can be read, the error of a replay ("": same rewards)
     row: Callable[[Row], object] = lambda row: None  # damages the line's fields
     line: Callable[[bytes], bytes] = lambda line: line  # damages the line's bytes
 

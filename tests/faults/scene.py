@@ -1,8 +1,9 @@
 """Plays faults and reports what the trainer, the agent and the process see.
 
-A ``Fault`` is a row of the table: who does what and when, and what each of the three sees, as one
-line of text in which ``…`` matches anything. ``perform`` plays a row with the Cookbook's own runner
-and a scripted model, in its own event loop, and returns the three lines.
+A ``Fault`` is a row of the table. It states who does what and when, and what the trainer, the agent
+and the process see, as one line of text for each of the three. ``…`` matches anything. ``perform``
+plays a row with the Cookbook's own runner and a scripted model, in its own event loop, and returns
+the three lines.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from evert.bridge.env.endings import CUT
 from evert.bridge.tokens.renderer import prompt_renderer
 
 NOTHING = "nothing"
-"""What an episode leaves behind in the process, in nearly all rows."""
+"""Stated in nearly all rows: the episode leaves nothing behind in the process."""
 
 PATIENCE = 100.0
 """Timeout in seconds for playing a row."""
@@ -83,7 +84,7 @@ def fine() -> TokenCompleter:
 
 @dataclass(eq=False)
 class Scene:
-    """State while a row is played. The agent gets it as its task and notes in it what it sees."""
+    """State while a row is played. The agent gets the scene as its task and notes what it sees."""
 
     fault: "Fault"
     saw: list[str] = field(default_factory=list)  # what the agent saw, in order
@@ -118,8 +119,8 @@ class Scene:
 
 
 def agents(calls: int, end: Callable[[], Any] = lambda: 1.0, pause: float = 0) -> list[Agent]:
-    """Return an async agent and a sync one that make some calls, pause before the last one, and
-    then call ``end``."""
+    """Return an async agent and a sync agent. Both make some calls, pausing before the last call,
+    and then call ``end``."""
 
     async def agent(client: Any, scene: Scene) -> Any:
         for number in range(calls):
@@ -180,12 +181,12 @@ async def outcome(moment: Awaitable[object]) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A row of the table: who does what and when, and what the three parties see."""
+    """A row of the table: who does what and when, and what trainer, agent and process see."""
 
     name: str
     moment: str
     trainer_sees: str  # an exception, or a stop reason and a reward
-    agent_sees: str = ""  # results of its calls, in order
+    agent_sees: str = ""  # results of the agent's calls, in order
     process_sees: str = NOTHING  # what is left after the Env is closed
     agent: Agent  # called with (client, scene)
     policy: Callable[[], TokenCompleter] = fine
@@ -308,7 +309,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
 
 
 async def settled(before: Inventory, expected: str) -> str:
-    """Wait until the leftovers match the expected ones or time is up, and return them."""
+    """Wait until the leftovers are as expected or time is up, and return the leftovers."""
     for _ in range(round(PATIENCE / 0.005)):
         if is_as(Inventory.now().since(before), expected):
             break

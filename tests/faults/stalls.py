@@ -4,7 +4,7 @@
         ...
     assert stall.longest < stalls.LONGEST
 
-This measures the CPU time of the loop's own thread, so other load does not affect it.
+This measures the CPU time of the loop's own thread, so other load does not affect the result.
 ``stalls.no_longer_than`` interrupts calls that block without using the CPU.
 """
 

@@ -51,7 +51,7 @@ async def retries(client: Any, scene: Scene) -> float:
 
 
 def retrying_in_a_thread(error: type[BaseException], **fields: Any) -> Agent:
-    """Return a sync agent that repeats a call whenever it raises this error."""
+    """Return a sync agent that keeps repeating a call, even if the call raises this error."""
 
     def agent(client: Any, scene: Scene) -> float:
         while not scene.over.is_set():

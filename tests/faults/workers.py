@@ -1,6 +1,6 @@
 """Faulty pool workers and what their trainer sees.
 
-    DEEDS       what an agent does to its worker, once (its group is then played again)
+    DEEDS       things that an agent does to its worker once; its group is then played again
     PROGRAMS    programs that replace evert's worker program each time a worker is started
 
 Each row states the group's result and the messages logged in the meantime. ``…`` matches anything.
@@ -20,7 +20,7 @@ PLAYED = "completed 1 in 1"
 
 @dataclass(frozen=True)
 class Deed:
-    """Something that an agent does once in its worker, on its groups' event loop."""
+    """Something that an agent does once in its worker, on the event loop that plays the groups."""
 
     name: str  # both the row's name and the task
     does: Callable[[], Any]

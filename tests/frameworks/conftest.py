@@ -50,7 +50,7 @@ PUBLIC = {
     "openai2": ["content_flow", "deep_research", "mini_swe"],
     "programs": ["fix_with_aider", "fix_with_claude_code", "fix_with_codex"],
 }  # fmt: skip
-"""Environment -> the agents in examples/gallery that must run in it. "programs" run in openai3."""
+"""Environment -> the gallery agents that must run in it. The "programs" agents run in openai3."""
 
 OTHER_WAYS = {
     "openai3": [

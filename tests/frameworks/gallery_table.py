@@ -26,7 +26,7 @@ def rows() -> dict[str, dict[str, str]]:
 def glue_lines(path: Path) -> int:
     """Count the lines of glue between agent and evert, without blank lines, docstrings or comments.
 
-    Imports are not counted: they belong to the agent, and evert is not imported.
+    Imports are not counted, because they belong to the agent: no agent imports evert.
     """
     text = path.read_text()
     section = SECTION.search(text)

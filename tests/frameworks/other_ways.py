@@ -2,7 +2,7 @@
 
 ``tests/bridge/clients`` covers streaming with the SDKs themselves. Each function is an agent, like
 those in examples/. Each imports its own framework, because no environment has them all.
-``OTHER_WAYS`` in conftest.py says which of them run where.
+``OTHER_WAYS`` in conftest.py says which agents run in which environment.
 """
 
 import asyncio

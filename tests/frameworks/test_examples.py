@@ -37,7 +37,7 @@ WITHOUT_A_FRAMEWORK = {
 DSPY = ["agent", "in_a_thread", "own_engine_in_a_thread", "streamed", "over_loopback"]
 STEPS = {f"dspy_{way}": GUESSES + 2 for way in DSPY}
 CALLS = {
-    "openai_sdk": GUESSES,  # ends with the right guess, while the others make one more call
+    "openai_sdk": GUESSES,  # ends with the right guess; other examples make one more call
     **STEPS,  # one more call to finish, and one to write the answer
 }
 DATA = {
@@ -46,7 +46,7 @@ DATA = {
     "smolagents_agent": GUESSES + 1,  # rewrites both calls and results in its history
     "smolagents_stream": GUESSES + 1,
 }
-"""Number of data per episode, where it is not one."""
+"""Number of data per episode, for the examples with more than one datum."""
 
 
 def test_the_environment_has_the_versions_of_its_requirement_file(environment: str) -> None:

@@ -82,7 +82,7 @@ async def test_a_public_agent_makes_the_calls_and_data_listed_in_the_table(
     assert rows()[public]["calls, data"] == f"{calls}, {data}"
     metrics = trajectory.transitions[-1].metrics  # handoffs and calls by other agents are not drift
     rewritten = sum(metrics.get(f"drift/{cause}", 0) for cause in ("history", "tools"))
-    assert rewritten == (public == "text_to_sql")  # it rephrases its history
+    assert rewritten == (public == "text_to_sql")  # this agent rephrases its history
 
 
 def test_the_command_trains_a_public_agent_for_two_steps(public: str, tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ FIXES: list[tuple[Any, list[str], int]] = [
     (codex_of_npm, [*(call("exec_command", cmd=c) for c in ("cat calc.py", PATCH)), "Done."], 3000),
     (gemini, [call("read_file", file_path="calc.py"), REPLACE, "Done."], 5000),
 ]
-"""A program, its model's replies, and a token count between those of its lean and full prompts."""
+"""A program, its model's replies, and a number of tokens: the lean prompt has fewer tokens, and the
+full prompt has more."""
 WHOLE_FILE = ["calc.py\n```\ndef add(a, b):\n    return a + b\n```\n"]
 
 
@@ -161,7 +162,7 @@ async def test_aider_fixes_a_file() -> None:
 
     assert last.reward == 1.0, last.logs
     assert "Applied edit to calc.py" in str(last.logs["stdout"])
-    assert "raw.githubusercontent.com" not in str(last.logs["stdout"])  # no download of prices
+    assert "raw.githubusercontent.com" not in str(last.logs["stdout"])  # prices are not downloaded
     assert len(trajectory.transitions) == 1  # no call for a commit message
 
 
@@ -190,7 +191,7 @@ async def test_the_text_of_a_task_is_never_run_as_a_command_of_the_program(
         prompts.append(prompt)
         return "Done."
 
-    agent = ready("{task}", files={"calc.py": "x = 1\n"}, sandbox=False)  # no sandbox, so it could
+    agent = ready("{task}", files={"calc.py": "x = 1\n"}, sandbox=False)  # so no sandbox stops it
     texts = [f"/run touch {tmp_path}/ran", f"!touch {tmp_path}/ran", "/help", "/init", "-"]
     for text in [*texts, f"@{tmp_path}/mine"]:
         before = len(prompts)

@@ -95,7 +95,7 @@ def without_any(task: Task) -> Script:
 
 
 def mistaken(task: Task) -> Script:
-    """Return a script in which the last action with a string argument gets a wrong one."""
+    """Return a script with a wrong value in the last action that has a string argument."""
     actions = golden(task)
     for place in reversed(range(len(actions))):
         texts = [key for key, value in actions[place].arguments.items() if isinstance(value, str)]

@@ -1,4 +1,4 @@
-"""Twenty Questions in CrewAI and LangGraph: same game as the plain agent's, just as trainable."""
+"""Twenty Questions in CrewAI and LangGraph plays and trains just as with the plain agent."""
 
 import asyncio
 import json

@@ -53,7 +53,7 @@ HALF = {
 
 
 def turn(*keys: str, done: bool = False) -> str:
-    """Return a reply for terminus-2: either lines to type, or that the task is done."""
+    """Return a reply for terminus-2 that types lines or says that the task is done."""
     commands = [{"keystrokes": f"{line}\n", "duration": 0.3} for line in keys]
     said = {"analysis": TYPED if keys else "", "plan": "", "commands": commands}
     return json.dumps({**said, "task_complete": done})

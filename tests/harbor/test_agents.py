@@ -1,7 +1,7 @@
 """Harbor's program-based agents, running the actual programs in the sandbox.
 
-``frameworks/make_programs.py`` and ``frameworks/make_environment.py aider`` install them. ``make
-nightly`` runs all of them, and ``make harbor`` only two.
+``frameworks/make_programs.py`` and ``frameworks/make_environment.py aider`` install the programs.
+``make nightly`` runs all of them, and ``make harbor`` runs only two.
 """
 
 import json
@@ -74,7 +74,7 @@ async def test_a_real_agent_solves_a_task_in_one_conversation(name: str) -> None
 
 
 def roomy(folder: Path) -> Path:
-    """Copy the smallest base model, with a context window of 64k tokens; it was trained with 8k."""
+    """Copy the smallest base model and extend the copy's context window from 8k to 64k tokens."""
     shutil.copytree(Path(evert.__file__).parent / "bases/evert-tiny", folder)
     config = json.loads((folder / "config.json").read_text())
     config["max_position_embeddings"] = 65536

@@ -129,7 +129,8 @@ UNLED = {
     "eve": "needs a package", "nop": None, "oracle": None, "fabric": "needs an extra",
     "langgraph": "needs a graph", "rovodev-cli": None,
 }  # fmt: skip
-"""Harbor agents that need more than a name to be given an endpoint. None: they accept none."""
+"""Harbor agents that need more than a name to connect to an endpoint, and what they need.
+None means that an agent accepts no endpoint."""
 
 
 @pytest.mark.parametrize("name", [n for n in AgentFactory.registered_names() if n not in UNLED])

@@ -5,7 +5,7 @@
 ``agents``
     Model calls and small agents.
 ``playing``
-    ``play`` an episode, ``play_group``, ``start`` an Env, and rewards of trajectories.
+    Functions that play an episode or a group, start an Env, or return the rewards of a trajectory.
 ``renderers``
     Renderers of all families with the bundled vocabulary.
 ``serving``

@@ -39,7 +39,7 @@ def _completer(script: tuple[Reply | TokenCompleter, ...], **options: Any) -> To
 
 
 class Numbered(ScriptedPolicy):
-    """A policy that gives each token a different log-probability and collects them."""
+    """A policy that gives each token a different log-probability and collects these numbers."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -84,7 +84,7 @@ async def play_recorded(
 
 
 async def start(agent: Any, *task: Any, **options: Any) -> ChatAgentEnv:
-    """Start an episode. Its agent now waits for its first reply, or has ended without a call."""
+    """Start an episode, and wait until its agent has made a call or has ended without one."""
     env = ChatAgentEnv(agent, *task, **options)
     await env.initial_observation()
     return env

@@ -2,9 +2,9 @@
 
     .frameworks/verifiers/bin/python -m pytest tests/more_trainers --environment verifiers
 
-``frameworks/make_environment.py verifiers`` creates the environment. In ``verifiers-v0``, which has
-an older version, only the taskset's tests run. The packages are not installed in .venv, so
-without ``--environment`` none of these tests is collected.
+``frameworks/make_environment.py verifiers`` creates the environment. In the environment
+``verifiers-v0``, which has an older version of verifiers, only the taskset's tests run. The
+packages are not installed in .venv, so without ``--environment`` none of these tests is collected.
 """
 
 import json

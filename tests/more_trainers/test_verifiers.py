@@ -30,7 +30,7 @@ def answer(prompt: str) -> str:
 
 
 async def by_verifiers(config: Any, number: int, say: Any) -> vf.Episode:
-    """Play an episode with verifiers alone; the model is at an endpoint."""
+    """Play an episode with verifiers alone. Its model is served at an endpoint."""
     env = vf.load_environment(vf.resolve_env_config(config))
     task = [*env.taskset][number]
     with served_chat(say) as url:

@@ -1,7 +1,8 @@
 """``tasks=verifiers:NAME``: the same replies earn the same as in verifiers' own evaluation.
 
-There are six environments: a third-party package, a multi-turn one and one with a tool, each for
-verifiers 0.4 and for earlier versions. Each plays 40 episodes in both verifiers and evert.
+There are six environments: a third-party package, a multi-turn environment and an environment with
+a tool, each for verifiers 0.4 and for earlier versions. Each environment plays 40 episodes in both
+verifiers and evert.
 """
 
 import asyncio

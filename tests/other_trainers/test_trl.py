@@ -346,7 +346,7 @@ def test_ctrl_c_closes_every_env(tmp_path: Path, closed: list[ChatAgentEnv]) -> 
 
 
 def test_trl_passes_each_prompt_once_per_rollout(tmp_path: Path) -> None:
-    """TRL's docstring says otherwise. If TRL behaved that way, groups would be mixed up."""
+    """TRL's docstring says otherwise. If the docstring were right, groups would be mixed up."""
     rollouts = game("identity", limits=RolloutLimits(max_turn_tokens=3))
     trained(rollouts, tmp_path)
 
@@ -364,7 +364,7 @@ def test_the_same_seed_reproduces_the_rows(tmp_path: Path) -> None:
     trained(other, tmp_path, max_steps=2, seed=2)
 
     for one, again in zip(first.given, second.given, strict=True):
-        # Only equal up to rounding, because timing decides which requests share a pass.
+        # Equal only up to rounding, because timing decides which requests share a forward pass.
         found, expected = again.pop("logprobs"), one.pop("logprobs")
         assert [*itertools.chain(*found)] == pytest.approx([*itertools.chain(*expected)], abs=1e-4)
         assert again == one
@@ -409,7 +409,7 @@ def test_the_models_context_length_limits_prompts_and_another_dataset_is_refused
 
 
 def test_log_probabilities_are_left_out_at_other_temperatures(tmp_path: Path) -> None:
-    """The engine reports them at temperature 1, but TRL trains the sampling distribution."""
+    """Log-probabilities are reported at temperature 1, but TRL trains the sampling distribution."""
     rollouts = game("identity")
     (step,) = trained(rollouts, tmp_path, temperature=1e-4)
 

@@ -539,7 +539,7 @@ LOOPS = {
 
 
 def files_for(folder: Path) -> tuple[Path, str]:
-    """Write a YAML file with all loops, and two tasks per loop, whose rows name their loop."""
+    """Write a YAML file with all loops, and two tasks per loop. Each task's row names its loop."""
     folder.mkdir()
     shared = {
         "_target_": "evert.verl.EvertAgentLoop",

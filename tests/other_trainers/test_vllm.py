@@ -1,6 +1,6 @@
 """vLLM's CPU build serves the bundled base model, and evert samples from it: ``make served``.
 
-The tests run in .venv, and vLLM in the environment ``.frameworks/vllm``.
+The tests run in .venv; vLLM runs in the environment ``.frameworks/vllm``.
 """
 
 import subprocess

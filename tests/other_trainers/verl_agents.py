@@ -35,7 +35,7 @@ async def calls_at_once(client: AgentClient, task: int) -> float:
 
 
 async def short_and_long(client: AgentClient, task: int) -> float:
-    """Play two conversations. The second prompt is longer than a first one is allowed to be."""
+    """Play two conversations. The second prompt is longer than an episode's first prompt may be."""
     await ask(client, [user("Hi")])
     await ask(client, [user("Why? " * task)])
     return 1.0
@@ -66,7 +66,7 @@ async def talks_on(client: AgentClient, task: Any) -> float:
 
 
 class Brief:
-    """An agent that also continues, but sets its own limits."""
+    """An agent that does the same as ``talks_on``, but sets its own limits."""
 
     env_options: ClassVar[EnvOptions] = {
         "limits": RolloutLimits(max_turns=1),

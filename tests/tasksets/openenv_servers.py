@@ -2,10 +2,10 @@
 
     python tests/tasksets/openenv_servers.py PORT
 
-``/words`` is the template written by ``openenv init`` to the current folder, ``/echo`` OpenEnv's
-quick start with MCP tools. ``/sums`` has tools and ``/walk`` has actions with two fields; both give
-a reward at each step. ``/mute`` and ``/mutetools`` never give a reward, and ``/late`` only at the
-end.
+``/words`` is the template that ``openenv init`` writes to the current folder. ``/echo`` is
+OpenEnv's quick start with MCP tools. ``/sums`` has tools and ``/walk`` has actions with two fields;
+both give a reward at each step. ``/mute`` and ``/mutetools`` never give a reward. ``/late`` gives a
+reward only at the end.
 """
 
 import random
@@ -123,7 +123,7 @@ class Walk(Environment):  # type: ignore[type-arg]
 
 
 class Text(Action):
-    """An action that is only a text."""
+    """An action that consists only of text."""
 
     text: str
 

@@ -94,7 +94,7 @@ names = count()
 
 
 def by_bfcl(row: dict[str, Any], turns: Turns) -> bool:
-    """Return the checker's verdict. It keeps state by model name, so each call uses a new one."""
+    """Return the checker's verdict. The checker keeps state per model, so use a new model name."""
     decoded = [[[_written(*call) for call in step] for step in turn] for turn in turns]
     category = row["id"].rpartition("_")[0]
     truth = row["ground_truth"]

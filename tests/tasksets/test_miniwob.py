@@ -55,7 +55,7 @@ def solved(observation: dict[str, Any]) -> list[str]:
 
 
 def first_of_all(observation: dict[str, Any]) -> list[str]:
-    """Return a command for each element, starting with the last, whatever the instruction is."""
+    """Return a click on each element, from the last to the first, whatever the instruction is."""
     refs = [each["ref"] for each in observation["dom_elements"] if each["ref"] > 0]
     return [f"click {ref}" for ref in reversed(refs)]
 

@@ -98,7 +98,7 @@ SCRIPTS = {"words": words, "echo": echo, "sums": sums, "walk": walk}
 
 
 async def in_their_loop(url: str, name: str, seed: int) -> list[float]:
-    """Return the rewards seen by OpenEnv's clients; the reset's is added to the first action's."""
+    """Return the rewards OpenEnv's clients see. The first one includes the reset's reward."""
     tools = name in ("echo", "sums")
     async with (MCPToolClient if tools else GenericEnvClient)(f"{url}/{name}") as env:
         results = [await env.reset(seed=seed)]

@@ -77,8 +77,8 @@ def copied(finished: RunFolder, tmp_path: Path) -> RunFolder:
 def cli(capsys: Shown) -> Cli:
     """Return a function that runs ``evert`` in this process and returns its output.
 
-    It returns the error output instead if ``status`` is not 0. Only the first argument is split at
-    spaces.
+    If ``status`` is not 0, the function returns the error output instead. Only the function's first
+    argument is split at spaces.
     """
 
     def run(line: str, *words: str, status: int = 0) -> str:

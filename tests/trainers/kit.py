@@ -91,7 +91,7 @@ def run_python(
 def spied(
     patch: Patch, owner: Any, name: str, note: Callable[..., Any] = lambda *args: args
 ) -> list[Any]:
-    """Record each call of a function, by default its arguments, and return the list."""
+    """Return a list to which each call of a function adds ``note(*args)``, by default ``args``."""
     calls, function = list[Any](), getattr(owner, name)
 
     @functools.wraps(function)

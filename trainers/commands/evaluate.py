@@ -71,7 +71,7 @@ Settings and their values:
 KEYS = chz.chz_fields(EvaluateSettings).keys() - {"frozen"}  # users pass these as models.NAME=
 MAY_CHANGE = frozenset(
     {"models", "seeds", "pass_at", "parallel", "record", "device", "threads", "out"}
-    | {"base_url", "api_key_env"}  # recorded without passwords, so we compare digests
+    | {"base_url", "api_key_env"}  # recorded without passwords, so digests are compared instead
 )
 """Settings that may change on resume without invalidating the finished episodes."""
 
@@ -169,7 +169,7 @@ def _evaluate(
             plan = plan_episodes(contestant.name, contestant.digest, tasks, seeds)
             todo = [(episode, task) for episode, task in plan if episode.key not in log.by_key]
             _play(contestant, settings, todo, log, console)
-            # the same weights may be logged under a different name
+            # the episode may have been recorded when the same weights had a different name
             episodes += [replace(log.by_key[e.key], model=e.model) for e, _ in plan]
         _report(episodes, settings, folder, console)
     return episodes

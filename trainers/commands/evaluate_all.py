@@ -99,7 +99,7 @@ def recorded_arguments(out: str | None) -> dict[str, str]:
 
 
 def offline_tasks() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
-    """Return ("taskset:name", settings) for all offline tasks, and the tasksets that list none."""
+    """Return ("taskset:name", settings) for each offline task, and the tasksets without any."""
     tasks, without_list = list[tuple[str, Mapping[str, str]]](), list[str]()
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
@@ -116,7 +116,7 @@ def offline_tasks() -> tuple[list[tuple[str, Mapping[str, str]]], list[str]]:
 
 
 def _python_of(evaluation: Mapping[str, str], environments: str) -> tuple[str, str]:
-    """Return the first interpreter that can load the taskset, or "" and the first error message."""
+    """Return (interpreter, "") if one can load the taskset; otherwise, ("", first error)."""
     arguments = [f"id={evaluation['tasks']}"]
     arguments += [f"{k[6:]}={v}" for k, v in evaluation.items() if k.startswith("tasks.")]
     interpreters = sorted(Path(environments).expanduser().glob("*/bin/python"))
@@ -137,8 +137,8 @@ def _evaluate(python: str, evaluation: Mapping[str, str], output: Path) -> str:
     command = [python, "-P", "-m", "evert.trainers.cli", "evaluate", *pairs]
     with (
         output.open("wb") as file,
-        # In a new session, the process does not receive Ctrl-C or SIGHUP from the terminal, so we
-        # forward them ourselves, exactly once.
+        # The process runs in a new session, where the terminal's Ctrl-C and SIGHUP do not reach it.
+        # We forward each of these signals ourselves, so that it arrives exactly once.
         subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as process,
         _hang_up_interrupts(),
     ):
@@ -179,12 +179,12 @@ def _scores(folder: Path) -> list[dict[str, str]]:
 
 
 def _failed_episodes(folder: Path) -> list[str]:
-    """Return lines on how many episodes failed and the most common error; [] if none failed."""
+    """Describe how many episodes failed and the most common error. Return [] if none failed."""
     from evert.trainers.episodes.playing import EpisodeError, EpisodeLog, failures
 
     try:
         counts = failures([*EpisodeLog(folder).by_key.values()])
-    except EpisodeError:  # written by another version; the evaluation already reported this
+    except EpisodeError:  # another version wrote the log, as the evaluation has reported
         return []
     return [f"  {line}" for line in counts.describe().splitlines()] if counts.count else []
 

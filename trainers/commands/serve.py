@@ -201,7 +201,7 @@ def _records(
 
 
 def _message(url: str, models: list[str], variable: str | None, key: str) -> str:
-    """Return the address, key and examples; a key from the environment is not printed."""
+    """Return the address, the key (or the name of its environment variable) and examples."""
     key_text, model = f"${variable}" if variable else key, models[0]
     return f"""\
 serving {", ".join(models)} at {url}  (press Ctrl-C to stop)

@@ -92,7 +92,7 @@ def sweep(arguments: Sequence[str]) -> int:
 
 
 def open_sweep(arguments: Mapping[str, str], command: Sequence[str]) -> tuple[RunFolder, SweepPlan]:
-    """Start a new sweep, or resume one, possibly with a larger ``trials``."""
+    """Start a new sweep, or resume an existing sweep, possibly with a larger ``trials``."""
     pairs = {key: text for key, text in arguments.items() if key not in ("out", "parallel")}
     out = arguments.get("out")
     recorded = _recorded_arguments(Path(out).expanduser(), pairs) if out else {}
@@ -104,7 +104,7 @@ def open_sweep(arguments: Mapping[str, str], command: Sequence[str]) -> tuple[Ru
 
 
 def _recorded_arguments(out: Path, pairs: Mapping[str, str]) -> dict[str, str]:
-    """Return the recorded arguments, which ``pairs`` must match; {} for a new sweep."""
+    """Return the recorded arguments ({} for a new sweep). Raise an error if ``pairs`` differ."""
     run_folder.check_output(out, "sweeps", SWEEP)
     recorded: dict[str, str] = (read_json(out / SWEEP) or {}).get("arguments") or {}
     if not recorded and (out / SWEEP).exists():

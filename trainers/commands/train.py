@@ -75,12 +75,12 @@ def _run_command(arguments: list[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> TrainSettings:
-    """Parse ``key=value`` arguments; other settings come from the recipe or the resumed run."""
+    """Parse ``key=value`` arguments. All other settings come from the resumed run or the recipe."""
     return settings_of_run(read_pairs(arguments, chz.chz_fields(TrainSettings), bare="env"))
 
 
 def usage(arguments: list[str]) -> str:
-    """Return the help text, which lists every setting with its value for these arguments."""
+    """Return the help text. It lists every setting with the value that these arguments give it."""
     if "cookbook" in arguments:
         from evert.trainers.training.cookbook import cookbook_help
 
@@ -110,8 +110,9 @@ def train(
 
     Args:
         agent: The agent, or its import path. None for a game (``env="identity"``) or a taskset.
-        tasks: The tasks to train on: a sequence, an import path, or a file. Without an agent, a
-            taskset: ``"reasoning_gym:chain_sum"``, or ``{"id": ..., "max_terms": 2}``.
+        tasks: The tasks to train on: a sequence, an import path, or a file. If there is no
+            agent, pass a taskset: ``"reasoning_gym:chain_sum"``, or
+            ``{"id": ..., "max_terms": 2}``.
         test_tasks: Held-out tasks. Defaults to the game's held-out tasks, if there are any.
         console: Where to print progress. Defaults to stdout; ``Console(quiet=True)`` disables it.
         **settings: Any settings from ``evert train --help``, such as ``steps=30``. Pass mappings as
@@ -204,7 +205,7 @@ def _run_async(training: Coroutine[Any, Any, "RunSummary"]) -> "RunSummary":
             while stopped is not None:  # the exception's frames keep the rollouts alive
                 traceback.clear_frames(stopped.__traceback__)
                 stopped = stopped.__context__
-            gc.collect()  # before unfreezing, because scanning all modules takes a second
+            gc.collect()  # after unfreezing, this would scan all modules, which takes a second
             if not was_frozen:
                 gc.unfreeze()
 
@@ -295,7 +296,7 @@ async def _to_sample_from(state_path: str, base_url: str | None) -> str:
 async def _last_sampler_path(config: "Config", folder: RunFolder) -> str:
     """Return the sampler path of the final weights.
 
-    Saves them first if the run stopped between its last step and the Cookbook's final save.
+    If the run stopped between its last step and the Cookbook's final save, save them first.
     """
     import tinker
     from tinker_cookbook import checkpoint_utils as cookbook

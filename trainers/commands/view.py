@@ -110,7 +110,7 @@ async def _serve(paths: Sequence[Path], database: Path, settings: ViewSettings) 
 def _database(paths: Sequence[Path]) -> Iterator[Path]:
     """Yield the index file for these paths.
 
-    It is in the user's cache, or in a temporary folder if the cache can't be used.
+    The file is in the user's cache, or in a temporary folder if the cache can't be used.
     """
     from filelock import FileLock, Timeout
 

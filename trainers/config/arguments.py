@@ -35,7 +35,7 @@ FIELDS = {
     "parse_error_policy": ("rl/rollout_limits.py", "ParseErrorPolicy"),
     "cookbook": ("rl/train.py", "Config"),
 }
-"""For each mapping setting, the file and name of the Cookbook class with the same keys."""
+"""Maps each mapping setting to the Cookbook file and class whose fields are its allowed keys."""
 
 
 class UsageError(EvertError, ValueError):
@@ -85,7 +85,7 @@ def _spaces_hint(argument: str, arguments: Sequence[str]) -> str:
 
 
 def check_name(key: str, names: Collection[str], name_of: Callable[[str], str] = str) -> None:
-    """Raise an error if a setting is not in ``names``; for ``name_of``, see ``read_settings``."""
+    """Raise an error if a setting is not in ``names``. ``read_settings`` explains ``name_of``."""
     if key not in names:
         raise UsageError(f"There is no setting {name_of(key)!r}.{_near(key, names, name_of)}")
 
@@ -118,7 +118,7 @@ def _more(names: Collection[str]) -> str:
 def gather(
     settings: Mapping[str, Any], examples: Mapping[str, str], under: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return all settings. Each setting that is a key of ``examples`` becomes a flat mapping.
+    """Return all settings. Settings that are keys of ``examples`` are converted to flat mappings.
 
     ``a={"b": {"c": 1}}`` and ``a.b.c=1`` both become ``{"a": {"b.c": 1}}``. ``under`` contains
     the default entries of these mappings. Other settings are returned unchanged.

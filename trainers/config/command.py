@@ -28,7 +28,8 @@ class Command(Generic[T]):
     bare: str
     """The setting to suggest in the error for an argument without ``=``."""
     name: str = ""
-    """Full name of a two-word command (``engine plan``); its first argument may omit ``bare=``."""
+    """Full name of a two-word command (``engine plan``). If its first argument is only a value,
+    it is the value of the setting ``bare``."""
     examples: Mapping[str, str] = field(default_factory=dict)
     """An example for each mapping setting."""
 
@@ -44,7 +45,7 @@ class Command(Generic[T]):
         return read_settings(self.settings, self._pairs(arguments))
 
     def help(self, arguments: Sequence[str]) -> str:
-        """Return the usage, followed by all settings with their values for these arguments."""
+        """Return the usage, then all settings with the values that these arguments give them."""
         options = [argument for argument in arguments if argument not in self.name.split()]
         return self.usage + settings_help(self.settings, self._pairs(options))
 

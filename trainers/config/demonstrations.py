@@ -4,8 +4,8 @@ These formats are converted to a ``Demonstration``. Only the last one needs torc
 
     {"messages": [...], "tools": [...]}     OpenAI fine-tuning format; weight: 0 excludes a reply
     {"conversations": [...]}                ShareGPT; messages with "from" and "value"
-    {"prompt": ..., "completion": ...}      TRL; strings or messages, trains on the completion
-    a folder of recorded rollouts           the policy's replies, if the reward is high enough
+    {"prompt": ..., "completion": ...}      TRL; strings or messages; trains only on the completion
+    a folder of recorded rollouts           the policy's replies in rollouts with enough reward
 """
 
 import json
@@ -44,11 +44,11 @@ class Demonstration(NamedTuple):
     """A conversation in OpenAI's format.
 
     Attributes:
-        place: Where it comes from, for error messages, like "FILE, line 3".
-        messages: The messages without weights. Every tool call has an id.
-        learned: Whether to train on each message.
+        place: Where the conversation comes from, as in error messages ("FILE, line 3").
+        messages: The messages, without their weights. Every tool call has an id.
+        learned: For each message, whether to train on it.
         tools: The tools offered to the model, or [].
-        unread: Names of fields in the row that we ignore.
+        unread: Names of the row's fields that we ignore.
     """
 
     place: str
@@ -145,7 +145,7 @@ def _refuse(place: str, field: str, value: object, expected: str) -> NoReturn:
 def _message(
     place: str, at: str, message: Any, waiting: list[str]
 ) -> tuple[dict[str, Any], float | None]:
-    """Separate a message from its weight. ``waiting`` lists the ids of calls without a result."""
+    """Separate a message from its weight. ``waiting``: ids of the calls that lack a result."""
     if not isinstance(message, Mapping):
         _refuse(place, at, message, "an object with role and content")
     plain = {key: value for key, value in message.items() if value is not None}
@@ -239,7 +239,7 @@ def _rows(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Remove nulls at any depth. Table files contain them for fields that a row lacks."""
+    """Remove nulls at any depth. In a table file, the fields that a row lacks are null."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [*map(_without_nulls, value)] if isinstance(value, list) else value
@@ -248,7 +248,7 @@ def _without_nulls(value: Any) -> Any:
 def _from_records(path: str, min_reward: float | None) -> Iterator[Demonstration]:
     """Yield the conversations of all rollouts with a reward of at least ``min_reward``.
 
-    For an invalid conversation, yield an empty demonstration.
+    If a conversation is invalid, yield an empty demonstration in its place.
     """
     from evert.bridge.records.record import read_records
 

@@ -34,17 +34,18 @@ PATHS = {
     "sampler": ("sampler", InvalidDatasetError),
     "demonstrations": ("demonstrations", DemonstrationsError),
 }
-"""Settings that are import paths (or objects, from Python), with a label and an error class."""
+"""Maps settings that take an import path (or, from Python, an object) to a label and an error
+class."""
 
 FILES = frozenset({"train_tasks", "test_tasks", "demonstrations"})
-"""Settings in ``PATHS`` that can also be a file."""
+"""Settings in ``PATHS`` that can also name a file."""
 
 
 def named_objects(settings: EpisodeSettings) -> dict[str, Any]:
     """Check the keys, numbers and paths in the settings, and return the objects they refer to.
 
-    An object is None if its setting is missing or refers to records, because reading records
-    would import torch.
+    If a setting is missing, its object is None. If it refers to records, its object is also None,
+    because reading records would import torch.
     """
     for name in FIELDS:
         for path in getattr(settings, name, ()):
@@ -73,7 +74,7 @@ def named_objects(settings: EpisodeSettings) -> dict[str, Any]:
 
 
 def named_files(settings: object) -> dict[str, list[Path]]:
-    """Return the files used in settings, except demonstrations if there is no warm-up."""
+    """Return the files that the settings name. Without a warm-up, ignore the demonstrations."""
     unused = {"demonstrations"} if not getattr(settings, "warm_up_steps", 0) else set()
     paths = {key: getattr(settings, key, None) for key in FILES - unused}
     return {
@@ -103,7 +104,8 @@ def texts_as_tasks(tasks: Mapping[str, Any]) -> list[str]:
 
 def check_renderer(name: str, key: str = "renderer_name") -> None:
     """Raise an error if the Cookbook has no such renderer; ``key`` is the setting's name."""
-    if "tinker_cookbook.renderers" in sys.modules:  # the agent's module may have registered more
+    # if the agent's module has imported this, it may have registered renderers of its own
+    if "tinker_cookbook.renderers" in sys.modules:
         return
     source = (files("tinker_cookbook") / RENDERERS).read_text(encoding="utf-8")
     names = [TEMPLATE, HERMES, *re.findall(r'if name == "(\w+)"', source)]

@@ -47,7 +47,7 @@ class EpisodeSettings:
         "the episode is not used for training)",
     )
     on_truncation: Literal["deliver", "end"] = setting(
-        "deliver", "whether to deliver a truncated reply to the agent or end the episode"
+        "deliver", "whether to deliver a truncated reply to the agent or to end the episode"
     )
     context_overflow_reward: float = setting(
         -0.1, "added to the reward if the episode ends because a prompt is too long"
@@ -72,7 +72,7 @@ class EpisodeSettings:
 def env_options(settings: EpisodeSettings, models: Mapping[str, "FrozenModel"]) -> "EnvOptions":
     """Return the settings that differ from the defaults, as ``ChatAgentEnv`` options.
 
-    The rest is determined by the agent's own options (``env_options``) or the Env's defaults.
+    For the other settings, the agent's own ``env_options`` or the Env's defaults apply.
     """
     from tinker_cookbook.rl.rollout_limits import ParseErrorPolicy, RolloutLimits
 

@@ -99,7 +99,7 @@ class PlayingSettings(SharedSettings):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Settings that replace the run's: device, threads; renderer, dtype, template if set."""
+        """Settings that replace a run's: device, threads and, if set, renderer, dtype, template."""
         candidates = {"renderer_name": self.renderer_name, "dtype": self.dtype}
         overrides: dict[str, Any] = {
             key: value for key, value in candidates.items() if value not in (None, "", "auto")
@@ -120,7 +120,7 @@ class PlayingSettings(SharedSettings):
         return self.played_as(TrainSettings(**values))
 
     def played_as(self, run: TrainSettings) -> TrainSettings:
-        """Replace a run's episode settings with those of this evaluation."""
+        """Return a run's settings with the episode settings of this evaluation."""
         episodes = {name: getattr(self, name) for name in chz.chz_fields(EpisodeSettings)}
         return chz.replace(run, **episodes)
 
@@ -197,7 +197,7 @@ class EvaluateSettings(PlayingSettings):
                 "seeds. Increase seeds= to play more episodes, or choose smaller values."
             )
         if not self.models:
-            raise RecipeError("No models to evaluate. Pass for example models=evert-tiny.")
+            raise RecipeError("No models to evaluate. Pass models=evert-tiny, for example.")
         has_tasks = self.agent and (self.train_tasks or self.test_tasks)
         if not (self.env or self.tasks or has_tasks):
             raise RecipeError(
@@ -238,7 +238,7 @@ class PlaySettings(PlayingSettings):
         return {} if has_own else PlayingSettings.paths_by_split(self)
 
     def tasks_by_split(self, objects: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-        """Return the tasks to choose from: the held-out tasks, or else the training tasks."""
+        """Return the tasks to choose from: held-out tasks or, if there are none, training tasks."""
         if self.paths_by_split():
             tasks = PlayingSettings.tasks_by_split(self, objects)
             return dict([item for item in tasks.items() if len(item[1])][-1:])

@@ -1,7 +1,7 @@
 """Frozen models of a run or an evaluation, configured with ``models.NAME=...``.
 
     models.user=evert-tiny                       the model that answers calls to "user"
-    models.user.temperature=0                    one of its ``OPTIONS``
+    models.user.temperature=0                    an option of this model (``OPTIONS``)
     models.judge=runs/NAME                       the latest weights of a run
     models.critic=https://host/v1#model          an endpoint
     models.critic.api_key_env=HOST_KEY           environment variable with the endpoint's API key
@@ -230,7 +230,7 @@ def check_episodes(
     *,
     embedded: bool,
 ) -> None:
-    """Before any episode, check the frozen models and whether the agent's Envs can be created."""
+    """Check the frozen models, and that the agent's Envs can be created, before any episode."""
     from evert.bridge.env.seats import episode_envs
 
     check_frozen(models, embedded=embedded)
@@ -238,7 +238,7 @@ def check_episodes(
 
 
 def pin_steps(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Add a step to each ``runs/NAME``: the recorded step on resume, otherwise the latest."""
+    """Add a step to each ``runs/NAME``: on resume, the recorded step; otherwise, the latest one."""
     return {key: _pin_step(key, text, str(recorded.get(key, ""))) for key, text in settings.items()}
 
 

@@ -117,7 +117,8 @@ class ModelRef:
 def find_model(name: str, players: Collection[str] = (), *, is_local: bool = False) -> ModelRef:
     """Look up a model by name.
 
-    Error messages also suggest ``players``. With ``is_local``, they only suggest local weights.
+    If there is no such model, the error message also suggests ``players``. With ``is_local``, the
+    only models that it suggests are local weights.
     """
     if name.startswith(ENDPOINT):
         return ModelRef("endpoint", name.removeprefix(ENDPOINT))
@@ -149,7 +150,7 @@ def find_model(name: str, players: Collection[str] = (), *, is_local: bool = Fal
 
 
 def check_player(name: str, game: str, players: Collection[str]) -> None:
-    """Raise an error if ``name`` is not one of the game's ``players``, but another game's."""
+    """Raise an error if ``name`` is a player of another game but not in ``players``."""
     other_games = [other_game for other_game, entry in games().items() if name in entry.players]
     if name not in players and other_games and not Path(name).exists():
         hint = f"its players are {', '.join(players)}" if players else "it has no players"
@@ -188,7 +189,7 @@ def check_model(
 
 
 OR_RUN = ", runs/NAME or runs/NAME@STEP"
-"""Added to the list of expected models in error messages, if runs are accepted too."""
+"""Text that is added to the expected models in an error message if runs are accepted too."""
 
 
 def check_weights(model: ModelRef, setting: str, purpose: str, more: str = "") -> ModelRef:
@@ -256,7 +257,7 @@ def _beside(path: Path) -> str:
 
 
 def _is_known(name: str) -> bool:
-    """Return whether the Cookbook knows the model, even if there is a local folder ``Qwen/``."""
+    """Return whether the Cookbook knows the model. If so, ``Qwen/...`` is a name and not a path."""
     try:
         renderer_name_of(name)
     except InvalidModelError:
@@ -281,7 +282,7 @@ def _of_run(name: str, folder: Path, step: str, recorded: Mapping[str, Any]) -> 
 
 
 def recorded_renderer(run: Mapping[str, Any]) -> str | None:
-    """Return the renderer in a run's record. None means the one that matches the model."""
+    """Return the renderer that a run recorded, or None for the one that matches the model."""
     name: str | None = run.get("renderer_name")
     variables = run.get("chat_template") or {}
     return with_variables(name or TEMPLATE, variables) if variables else name

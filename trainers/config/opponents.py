@@ -28,15 +28,16 @@ def held_out_opponent(settings: TrainSettings) -> str | ModelRef | None:
     if (settings.league or settings.test_opponent) and not settings.seats:
         raise RecipeError(
             f"league={settings.league:g} and test_opponent={settings.test_opponent} require an "
-            "agent with at least two seats, but seats= is empty. Pass for example seats=x,o."
+            "agent with at least two seats, but seats= is empty. Pass seats=x,o, for example."
         )
     return read_opponent("test_opponent", settings.env, settings.test_opponent)
 
 
 def read_opponent(setting: str, env: str, name: str) -> str | ModelRef | None:
-    """Look up an opponent by name. Return an import path if it is built into the game, or a model.
+    """Look up an opponent by name.
 
-    If the name is empty, return None: the policy plays all seats.
+    If the opponent is built into the game, return its import path; otherwise, return a model. If
+    the name is empty, return None, because the policy plays all seats.
     """
     game = find_game(env) if env and name else None
     path = game.opponents.get(name) if game else None
@@ -46,7 +47,7 @@ def read_opponent(setting: str, env: str, name: str) -> str | ModelRef | None:
 def open_opponent(
     opponent: str | ModelRef | None, max_tokens: int | None = None, base_url: str | None = None
 ) -> "Against | None":
-    """Load an opponent, as returned by ``read_opponent``. It plays every seat but one."""
+    """Load an opponent returned by ``read_opponent``. It plays all seats except the policy's."""
     from evert.bridge.groups.opponents import Against
     from evert.bridge.models.tinker_model import TinkerModel
 

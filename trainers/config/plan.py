@@ -28,7 +28,7 @@ class PlayingPlan:
         settings: The episode settings.
         players: The model for each player; None for the game's scripted players.
         frozen: Frozen models, keyed by the name that the agent calls.
-        opponent: What plays the other seats: an import path or a model. None if the
+        opponent: The opponent in the other seats: an import path or a model. None if the
             evaluated model plays all seats.
         tasks: The tasks to play, by split. There is at least one task.
     """

@@ -14,7 +14,7 @@ from evert.trainers.config.fields import RecipeError
 def choose_recipe(
     settings: Mapping[str, object], game: Game | None = None
 ) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the values of the recipe; pass ``game`` if it is already loaded."""
+    """Return the recipe's name and values. If the game is already loaded, pass it as ``game``."""
     taskset = taskset_of(settings)
     names = {"env": str(settings.get("env") or ""), "tasks": str(taskset.get("id", ""))}
     sources = [f"{key}={name}" for key, name in names.items() if name]
@@ -53,7 +53,7 @@ def game_of(settings: Mapping[str, object]) -> Game:
 def taskset_of(settings: Mapping[str, object]) -> dict[str, Any]:
     """Return the taskset's ``id`` and arguments, or {} if the settings have no taskset.
 
-    The settings have the form ``tasks=ID tasks.KEY=VALUE``, or a mapping from Python.
+    A taskset is given as ``tasks=ID tasks.KEY=VALUE`` or, from Python, as a mapping.
     """
     taskset: dict[str, Any] = {}
     for name, value in settings.items():
@@ -79,7 +79,7 @@ def path_of(value: Any) -> str:
         return value
     if not callable(value):
         return f"{len(value)} tasks" if hasattr(value, "__len__") else repr(value)
-    inner = getattr(value, "func", value)  # a partial's function
+    inner = getattr(value, "func", value)  # the function of a partial
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     path = f"{getattr(inner, '__module__', '')}:{name}"
     try:

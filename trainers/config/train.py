@@ -205,8 +205,8 @@ class TrainSettings(SharedSettings):
         path = self.demonstrations
         if not self.warm_up_steps and isinstance(path, str) and names_file(path):
             raise RecipeError(
-                f"demonstrations={path} is set, but not used because warm_up_steps=0. Pass for "
-                "example warm_up_steps=8, or leave out demonstrations."
+                f"demonstrations={path} is set, but not used because warm_up_steps=0. Set "
+                "warm_up_steps, for example to 8, or leave out demonstrations."
             )
 
     @chz.validate
@@ -246,7 +246,7 @@ RESUMABLE = frozenset(
 
 
 def read_train_settings(settings: Mapping[str, Any], recorded: Mapping[str, Any]) -> TrainSettings:
-    """Read the settings of a run. Defaults come from the recorded settings or the recipe."""
+    """Read a run's settings. Defaults are the recorded settings or, in a new run, the recipe's."""
     _, preset = choose_recipe(settings)
     under = recorded or preset
     gathered = gather({**settings, "tasks": taskset_of(settings)}, MAPPINGS, under)
@@ -254,7 +254,7 @@ def read_train_settings(settings: Mapping[str, Any], recorded: Mapping[str, Any]
 
 
 def as_record(settings: TrainSettings) -> dict[str, Any]:
-    """Convert the settings for ``run.json``; functions and tasks become import paths or names."""
+    """Convert settings to their form in ``run.json``, with import paths or names for objects."""
     plain = {key: _plain(getattr(settings, key)) for key in chz.chz_fields(TrainSettings)}
     paths = {key: path_of(plain[key]) for key in PATHS}
     set_ = {key: {path: str(v) for path, v in plain[key].items()} for key in MAPPINGS}
@@ -273,7 +273,7 @@ def _plain(value: Any) -> Any:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether an agent or tasks are missing."""
+    """Return whether ``value``, an agent or tasks, is missing."""
     return value is None or (isinstance(value, str) and not value)
 
 

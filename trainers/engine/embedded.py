@@ -36,7 +36,7 @@ def embedded_engine(
 
     Args:
         root: Checkpoint folder (default: ``$EVERT_HOME``, or ``~/.cache/evert/checkpoints`` if
-            that is not set).
+            the variable is not set).
         device: ``"cpu"``, ``"cuda"``, ``"mps"`` (Apple GPUs), or ``"auto"``, which picks CUDA if
             available, then MPS, then the CPU.
         seed: Seed for sampling and for initializing adapters. On a CPU, the same seed and requests
@@ -48,7 +48,8 @@ def embedded_engine(
             CUDA if an adapter is trained, and float32 otherwise (see ``full_parameter``). Adapters
             are stored in float32, but applied in this type.
         gradient_checkpointing: Whether the backward pass recomputes each layer, which saves
-            memory but takes a third more time. By default, only if a pass wouldn't fit otherwise.
+            memory but takes a third more time. By default, layers are recomputed only if a pass
+            wouldn't fit in memory otherwise.
         threads: Number of PyTorch CPU threads to use inside the block (None leaves it unchanged).
             With tiny models on a shared machine, 1 is often fastest: threads wait for one another.
         allow_hosts: Hosts that stay reachable inside the block, for example a tool server.

@@ -1,4 +1,4 @@
-"""Computes from a model's config how much memory it needs, before loading it.
+"""Uses a model's config to compute how much memory the model needs, before loading it.
 
 Tensor sizes are exact. For the memory that passes need, we use the engine's estimates.
 """

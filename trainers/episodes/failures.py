@@ -30,7 +30,7 @@ from evert.trainers.system.files import BATCHES, read_jsonl
 OVERFLOW, NO_REWARD, WRONG_NAME = "context_overflow", "no_reward", "wrong_model_name"
 REFUSED_REQUEST = "refused_request"
 REFUSALS = (BadRequestError, UnprocessableEntityError)
-"""Errors from a policy's endpoint that affect a single request. Any other error affects all."""
+"""Errors from a policy's endpoint that affect one request. Other errors affect all requests."""
 KINDS = {
     AGENT_ERROR: ("agent error", "Fix the agent at the line shown in the traceback."),
     AGENT_TIMEOUT: ("timeout", "Find out what the agent is waiting for, or raise agent_timeout."),
@@ -84,13 +84,13 @@ SCORED = (
     "The model can't learn from rewards that are all equal. Use a model that sometimes succeeds, "
     "raise max_tokens, or warm up the model (warm_up_steps=)."
 )
-"""Extra advice for unscored and scored failures that may be caused by the model's replies."""
+"""Extra advice on unscored and on scored failures, if the model's replies may be the cause."""
 MOST_LINES = 8
 """Maximum number of lines to show of an error message."""
 MOST_ALIKE = 5
-"""Maximum number of failures to keep, where similar failures count as one."""
+"""Maximum number of different failures to keep. Similar failures count as one."""
 _UNKNOWN_MODEL = "; the policy is called "
-"""Part of the error message when the agent called an unknown model (``Routes.hint``)."""
+"""Text in the error message if the agent called an unknown model (``Routes.hint``)."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Failure:
     error: str
     """The exception's class and message."""
     traceback: str = ""
-    """The agent's frames only (may be empty)."""
+    """The traceback, with only the agent's frames (may be empty)."""
     is_scored: bool = False
     """Whether ``on_agent_error`` gave the episode a reward."""
 
@@ -113,7 +113,7 @@ class Failure:
 
     @property
     def remedy(self) -> str:
-        """What the user can do about it."""
+        """What the user can do about the failure."""
         usual = KINDS[self.kind][1]
         if self.kind != AGENT_ERROR:
             return usual

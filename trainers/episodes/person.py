@@ -60,7 +60,7 @@ class Person:
 
 
 async def _read() -> bytes:
-    """Read from stdin without a thread, which would outlive Ctrl-C. Return b"" at the end."""
+    """Read from stdin; return b"" at its end. We use no thread, because it would outlive Ctrl-C."""
     loop, file = asyncio.get_running_loop(), sys.stdin.fileno()
     ready = asyncio.Event()
     try:
@@ -101,7 +101,7 @@ def _call(line: str, offered: dict[str, Any]) -> ToolCall | None:
 
 
 def _value(text: str, schema: Any) -> Any:
-    """Parse a value as JSON. Return the text itself if it isn't JSON or should be a string."""
+    """Parse a value as JSON. If it isn't JSON or should be a string, return the text itself."""
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:

@@ -99,7 +99,7 @@ class Contestant:
 
     @property
     def digest(self) -> str:
-        """Digest of everything that determines its replies; see the module docstring."""
+        """Digest of everything that determines the replies; see the module docstring."""
         text = json.dumps([self.agent, self._episode(), *self._reply_sources()])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -122,7 +122,7 @@ class Contestant:
 
     @property
     def weights(self) -> Mapping[str, Any]:
-        """Arguments for creating its sampling client (empty unless ``model`` is a ``ModelRef``)."""
+        """Arguments for creating a sampling client; empty if ``model`` is not a ``ModelRef``."""
         if not isinstance(self.model, ModelRef):
             return {}
         path = self.model.model_path
@@ -135,7 +135,7 @@ class Contestant:
 
     @property
     def _engine_run(self) -> TrainSettings:
-        """Settings of the run that determine its engine."""
+        """Settings of the run that determine the contestant's engine."""
         return self.run if self.weights else self.plan.run
 
     @cached_property
@@ -158,7 +158,7 @@ class Contestant:
         return agent if self.model is None else lambda seed: agent
 
     def check(self) -> None:
-        """Check its agent, engine, tasks and options before it plays.
+        """Check the contestant's agent, engine, tasks and options before it plays.
 
         Raises:
             EvertError: One of them doesn't exist, or they are incompatible.
@@ -177,7 +177,7 @@ class Contestant:
 
     @contextmanager
     def ready(self, say: Say) -> Iterator[Player]:
-        """Prepare it to play inside the block. ``say`` prints a line about its model or engine.
+        """Prepare the contestant to play in the block, and ``say`` which model or engine it uses.
 
         Raises:
             EndpointError: A request to the model's endpoint failed.
@@ -231,7 +231,7 @@ class Contestant:
         return lambda env, seed: SeededPolicy(client, cap, heat, seed)
 
     def _engine(self) -> AbstractContextManager[Any]:
-        """Return the engine if weights or frozen models need one, and allow the endpoint's host."""
+        """Return the engine that the models need, if any. It may access the endpoint's host."""
         run = self._engine_run
         if not self.weights and not needs_engine(self._models):
             return nullcontext()

@@ -52,7 +52,7 @@ class EpisodeError(EvertError, ValueError):
 
 @dataclass(frozen=True)
 class EpisodeResult:
-    """The result of an episode, which is a line in ``episodes.jsonl``. Missing texts are "".
+    """The result of an episode (a line in ``episodes.jsonl``). A text that is missing is "".
 
     Attributes:
         digest: The contestant's digest (``players.py``), or "" if the episode is not reusable.
@@ -204,7 +204,7 @@ async def play(
 async def side_by_side(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines concurrently and return their results.
 
-    If one fails, cancel the others and raise its error.
+    If one of them fails, cancel the others and raise the error.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -267,7 +267,7 @@ def _seeded(options: EnvOptions, seed: int) -> EnvOptions:
 
 
 def _seat_seed(draws: int, number: int) -> int:
-    """Return a seed for a seat's policy, so that seats sample different replies to a prompt."""
+    """Return a different seed for each seat, so that seats reply differently to the same prompt."""
     return (draws + 1_000_003 * number) % 2**31
 
 

@@ -54,7 +54,7 @@ class SeededPolicy(TokenCompleter):
         )
 
     def _seed_of(self, prompt: tinker.ModelInput) -> int:
-        """Return a seed that depends on the prompt, since the order of concurrent calls varies."""
+        """Return a seed that depends on the prompt, not on the order of calls, which can vary."""
         items = [x if isinstance(x, int) else _content(x) for x in flatten(prompt.chunks)]
         content = pickle.dumps(items, protocol=4)  # deterministic, since all items are integers
         key = int.from_bytes(hashlib.blake2b(content, digest_size=4).digest())
@@ -63,7 +63,7 @@ class SeededPolicy(TokenCompleter):
 
 
 def _content(chunk: Chunk) -> int:
-    """Return a hash of a chunk's content, which is negative to distinguish it from token ids."""
+    """Return a hash of a chunk's content. It is negative, so that it differs from all token ids."""
     digest = hashlib.blake2b(chunk.model_dump_json().encode(), digest_size=8).digest()
     return -1 - int.from_bytes(digest)
 
@@ -79,7 +79,7 @@ class EndpointPolicy(TokenCompleter):
     env: ChatAgentEnv
     """The Env that the policy plays."""
     remote: FrozenAnswer
-    """The model, which sets the temperature, or the person."""
+    """The model (which sets the temperature itself) or the person."""
     max_tokens: int | None = None
     """Maximum number of tokens in a reply, unless the agent requests fewer (None: no limit)."""
 

@@ -29,7 +29,7 @@ QUESTIONS = "questions"
 CALLS = ("searches", "tools/calls")
 """Metrics that count tool calls. The first one that an episode has is used."""
 ENDS = ("won", "drawn", "lost")
-"""Metrics of games against an opponent, which are 1 in episodes with that result."""
+"""Metrics of games against an opponent. In each episode, the metric of its result is 1."""
 ENDINGS = "", "_low", "_high"
 """Suffixes for pass_at_K in CSV column names."""
 ByTask = Sequence[Sequence[float]]
@@ -47,7 +47,7 @@ class PassAt:
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a set of episodes. If model, split or category is "", it covers all of them.
+    """The score of a set of episodes. A model, split or category of "" stands for all of them.
 
     Attributes:
         success: Success rate, with its 95% interval in ``low`` and ``high``.
@@ -90,9 +90,9 @@ def scores(
 ) -> list[Score]:
     """Return one score per model, in order of appearance.
 
-    Pass "split" or "category" in ``by`` to group by these as well. ``game`` is the user's own game,
-    if its metrics should be included in addition to those of evert's games. ``pass_at`` lists the
-    values of k for pass@k. Each task must have at least k episodes.
+    To get separate scores for each split or category, pass "split" or "category" in ``by``.
+    ``game`` is the user's own game, whose metrics are included in addition to those of evert's
+    games. ``pass_at`` lists the values of k for pass@k. Each task must have at least k episodes.
     """
     groups: dict[tuple[str, str, str], list[EpisodeResult]] = defaultdict(list)
     for episode in episodes:

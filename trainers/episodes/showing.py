@@ -91,7 +91,7 @@ class PrintingPolicy(TokenCompleter, RolloutHooks):
         explain(trajectory, renderer=self.env.renderer, console=self.console)
 
     def _show(self, messages: Sequence[Message], prefix: int = 0, name: str = "") -> int:
-        """Print messages that haven't been printed yet. Return a hash of prefix and messages."""
+        """Print the messages that are new. Return a hash of ``prefix`` and the messages."""
         for message in messages:
             text = "\n".join(_parts(message))
             prefix = hash((prefix, message["role"], text))

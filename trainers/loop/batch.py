@@ -37,7 +37,7 @@ from evert.trainers.episodes.failures import Failures
 
 @dataclass(frozen=True)
 class TaskEpisodes:
-    """One seat's episodes of a task, excluding failed ones, and their indices in the group."""
+    """One seat's episodes of a task, without failed episodes, and their indices in the group."""
 
     group: Group
     members: Sequence[int]
@@ -50,7 +50,8 @@ class Batch:
     Attributes:
         tasks: [P], as passed to ``rollout``.
         group_size: G.
-        played: Maps each seat to its episodes [P]. An agent without seats has a single seat "".
+        played: Maps each seat to its episodes, as a list [P] with an entry per task. An agent
+            without seats has a single seat "".
         failures: How many episodes failed, and why.
     """
 
@@ -107,7 +108,7 @@ class Batch:
         return [[trajectory or None for trajectory in task] for task in rows]
 
     def _episodes(self, values_of: Any) -> list[list[Any]]:
-        """[P, G] nested lists: ``values_of(group)`` by episode, with [] for failed episodes."""
+        """[P, G] nested lists: each episode's item of ``values_of(group)``, or [] if it failed."""
         if self.seats:
             raise AttributeError(
                 f"This batch has several seats ({', '.join(self.seats)}), which have different "
@@ -152,9 +153,9 @@ class Batch:
             advantages: With "group", each token's advantage is the episode's reward minus the mean
                 reward of its group. You can also pass numbers per episode [P, G], per turn
                 [P, G, T] or per token [P, G, T, N], as lists (ragged or padded) or an array, or a
-                function that takes a ``Group`` and returns numbers without the P axis. With seats,
-                pass one value for all seats or a mapping from seats to values. "group" takes
-                the mean over episodes of the same seat.
+                function that takes a ``Group`` and returns numbers without the P axis. If there
+                are seats, pass one value for all of them or a mapping from seats to values;
+                "group" then takes the mean over episodes of the same seat.
             gamma: Only for "group": a turn's advantage is its discounted return minus the mean
                 return of that turn in the group. The return is the sum of the rewards from this
                 turn on, discounted by ``gamma`` per turn. By default, all turns have the episode's
@@ -187,7 +188,7 @@ class Batch:
         ]
 
     def _by_token(self, advantages: Any, gamma: float | None) -> list[ByToken]:
-        """Return [P]: the advantages of the episodes in each group, excluding failed ones."""
+        """Return [P]: for each group, the advantages of the episodes that did not fail."""
         if isinstance(advantages, str) or callable(advantages):
             method: Any = advantages
             return [

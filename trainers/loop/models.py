@@ -105,8 +105,8 @@ class Model:
 
         Args:
             prompts: Each prompt is a string (a user message), a list of messages, or token ids.
-            targets: What follows each prompt: a string or token ids. If the prompt is a string or
-                messages and the target is a string, the target is an assistant message, and its
+            targets: The text after each prompt: a string or token ids. If the prompt is a string
+                or messages and the target is a string, the target is an assistant message, and its
                 end-of-turn token is scored too.
 
         Returns:

@@ -49,6 +49,7 @@ class InTraining(Protocol):
 
     async def sampler(self) -> tinker.SamplingClient:
         """Return a client that samples from the current weights."""
+        ...
 
 
 Sampled: TypeAlias = tinker.SamplingClient | ServedSamplingClient | TokenCompleter
@@ -81,7 +82,7 @@ async def rollout(
         agent: The agent, or its import path.
         tasks: P tasks, or their import path. There is one group of episodes per task.
         policy: A sampling client, a model from ``evert.models``, or a ``TokenCompleter`` (with its
-            own limits and seeds). With seats, pass one for all or a mapping from seats to policies.
+            own limits and seeds). For an agent with seats, pass one policy or a mapping from seats.
         group_size: G, the number of episodes per task.
         seats: Names of the agent's trained roles, or a mapping from these names to policies.
         max_tokens: Maximum number of tokens in a reply.
@@ -95,7 +96,7 @@ async def rollout(
 
     Raises:
         AgentError: All episodes failed.
-        InvalidAgentError, InvalidDatasetError: See ``ChatAgentGroupBuilder``; or no task or policy.
+        InvalidAgentError, InvalidDatasetError: See ``ChatAgentGroupBuilder``; no tasks or policy.
     """
     tasks = _load(tasks)
     names, policies = _by_seat(policy, seats)
@@ -168,12 +169,15 @@ def _check(policies: Sequence[object]) -> None:
 
 
 def _check_vocabularies(policies: Sequence[Policy]) -> None:
-    """Raise an error if the seats' vocabularies differ, since all prompts use the same one."""
+    """Raise an error if the seats' vocabularies differ. All prompts use the same vocabulary."""
     tokenizers: list[Any] = [
         policy.renderer.tokenizer for policy in policies if isinstance(policy, InTraining)
     ]
-    kinds = tinker.SamplingClient | ServedSamplingClient
-    clients = [client for client in dict.fromkeys(policies) if isinstance(client, kinds)]
+    clients = [
+        policy
+        for policy in dict.fromkeys(policies)
+        if isinstance(policy, tinker.SamplingClient | ServedSamplingClient)
+    ]
     bases = {client.get_base_model(): client for client in clients}
     if len(bases) + len(tokenizers) > 1:
         tokenizers += [client.get_tokenizer() for client in bases.values()]
@@ -189,7 +193,7 @@ def _check_vocabularies(policies: Sequence[Policy]) -> None:
 
 
 def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
-    """Unless set, take the renderer and context length from the first policy's base model."""
+    """If renderer or context length are not set, use those of the first policy's base model."""
     sampled = [candidate for candidate in policies if not isinstance(candidate, TokenCompleter)]
     policy = sampled[0] if sampled else None
     _check_vocabularies(sampled)
@@ -279,7 +283,8 @@ async def _add_rewards(
         for number, (_, metrics) in enumerate(pairs if builder.seats else ()):
             seat = builder.seats[number % len(builder.seats)]
             earned = math.fsum(turn.reward for turn in flat[number].transitions)
-            added[number] = metrics[f"seat/{seat}/reward"] - earned  # undo its shift per seat
+            # this metric is the total before compute_group_rewards shifts the seats' rewards
+            added[number] = metrics[f"seat/{seat}/reward"] - earned
     names = builder.seats or ("",)
     width = len(names)
     return [

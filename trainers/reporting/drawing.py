@@ -18,7 +18,7 @@ TIME_SPENT = "time_spent.png"
 UNINFORMATIVE = ("log_path",)
 """Settings to ignore, because they always differ between runs."""
 Stages = Sequence[Mapping[str, Any]]
-"""The steps of a run, for ``Run.intervals``."""
+"""The steps of a run, as ``Run.intervals`` expects them."""
 
 
 def draw_figures(runs: Sequence[tuple[Run, Stages]], smooth: float, out: Path) -> None:
@@ -45,7 +45,7 @@ def draw_figures(runs: Sequence[tuple[Run, Stages]], smooth: float, out: Path) -
 
 
 def reward_curve(run: Run, key: str, stages: Stages) -> Curve:
-    """Return a metric by step, with confidence intervals if it is a reward with few points."""
+    """Return a metric by step. A reward with few points also gets confidence intervals."""
     curve, halves = run.curve(key), run.intervals(key, stages)
     if not halves or len(curve.steps) >= FEW:
         return curve
@@ -55,9 +55,9 @@ def reward_curve(run: Run, key: str, stages: Stages) -> Curve:
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return a unique label for each run.
 
-    We use the run's name if it is unique. Otherwise we add the settings that differ, if there are
-    at most two of them and the result is unique. As a last resort, we use the folder's name, with a
-    number if several folders have the same name.
+    If all runs have different names, the labels are these names. Otherwise, we add the settings
+    that differ, if there are at most two such settings and the labels become unique. As a last
+    resort, we use the folders' names, and add numbers to names that occur more than once.
     """
     keys = differing_settings(runs)
     for label_keys in [], keys if len(keys) <= 2 else []:

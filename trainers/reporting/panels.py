@@ -48,13 +48,13 @@ PANELS: Mapping[str, Mapping[str, Panel]] = {
             ("tool_markup", "replies per episode", f"{TRAIN}tools/markup_in_text"),
     },
 }  # fmt: skip
-"""Each panel's file name (without suffix), unit and metric, by section and title."""
+"""For each section and title, a panel: its file name without suffix, its unit and its metric."""
 GAMES_OWN = "play"
 """Section for metrics defined by games (``Game.metrics``)."""
 
 
 def own_metrics(keys: Collection[str]) -> dict[str, Metric]:
-    """Return all metrics of each game that has at least one metric among the run's ``keys``."""
+    """Return all metrics of the games for which ``keys`` contains at least one metric."""
     names = {key.removeprefix("test/").removeprefix(TRAIN) for key in keys}
     metrics = dict[str, Metric]()
     for game in games().values():

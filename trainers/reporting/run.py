@@ -9,8 +9,8 @@ run. The files are:
     before.json      held-out scores of the untrained weights
     result.json      held-out scores of the trained weights, once the run has finished
 
-Two metrics are computed here: sampled tokens per episode, and success, for which agents use
-different names.
+Two metrics are computed here: the sampled tokens per episode, and success, which agents report
+under different names.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ CONFIG = "config.json"
 EPISODE_TOKENS = "report/ac_tokens_per_episode"
 SUCCESS, HELD_OUT_SUCCESS = "report/success", "test/report/success"
 SUCCESS_NAMES = ("success", "correct", "found", "solved", "won", "accuracy")
-"""Names that agents use for success. We use the first one that exists in the run."""
+"""Names under which agents report success. We use the first one that exists in the run."""
 
 
 class ReportError(EvertError, ValueError):
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The recorded name (usually the game), or else the folder's name."""
+        """The recorded name (usually the game) or, if there is none, the folder's name."""
         return str(self.facts.get("name") or self.path.resolve().name)
 
     def curve(self, key: str) -> Curve:
@@ -75,7 +75,7 @@ class Run:
         return read_curve(self.rows, key, before_step=key.startswith("test/"))
 
     def intervals(self, key: str, stages: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-        """Return half the width of the mean reward's 95% interval by step; {} for other metrics.
+        """Return half the width of a mean reward's 95% interval by step, or {} for other metrics.
 
         ``stages`` are rows with a split, a step and half the width of the interval (``half``).
         """
@@ -98,7 +98,7 @@ def read_run(path: Path) -> Run:
     """Read the folder of a run (finished or not) or an evaluation.
 
     Raises:
-        ReportError: The path is not such a folder, or its ``run.json`` is broken.
+        ReportError: The path is not a run or an evaluation, or its ``run.json`` is broken.
     """
     run = read_folder(path)
     if not run.facts and (path / files.RUN).exists():

@@ -123,7 +123,7 @@ def _trajectory(record: RolloutRecord, last: int) -> Row:
 
 
 def _add_step(message: Mapping[str, Any], steps: list[Row]) -> None:
-    """Add a message as a new step, or a tool result to the step that made the call."""
+    """Add a message as a new step. Tool results are added to the step that made the call."""
     role = message["role"]
     if role == "tool":
         called = message.get("tool_call_id")

@@ -1,7 +1,7 @@
 """Create, lock, read and write run folders.
 
-``docs/runs.md`` describes the user-facing files. There are also ``sampler.jsonl`` (what a task
-sampler received), and ``tensorboard/``, ``wandb/`` and ``wandb.json`` for the trackers.
+``docs/runs.md`` describes the user-facing files. There are also ``sampler.jsonl`` (the rewards
+that a task sampler received), and ``tensorboard/``, ``wandb/`` and ``wandb.json`` for the trackers.
 
 A lock (``.lock``) ensures that only one process uses the folder. ``run.json`` is written first. As
 long as there is nothing to resume from, the run does not count as started, and a new run may

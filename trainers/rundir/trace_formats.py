@@ -32,7 +32,7 @@ def place(record: RolloutRecord) -> str:
 
 
 def rollout(record: RolloutRecord) -> Row:
-    """Return the ``RolloutTrace`` fields, which evert needs to read its own traces back."""
+    """Return the fields of ``RolloutTrace``. evert needs them to read its own traces back."""
     return {key: record.row[key] for key in RolloutTrace.model_fields if key in record.row}
 
 

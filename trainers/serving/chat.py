@@ -56,7 +56,7 @@ CONVERSATION = 256
 """Memory overhead of a conversation or a book, expressed in tokens."""
 
 BYTES = 32
-"""How many bytes of a request count as one token, to account for the memory that images use."""
+"""A request counts as at least one token per this many bytes, because images use memory too."""
 
 RETRIES = 2
 """How many times to resample a reply that doesn't match the requested format."""
@@ -165,7 +165,7 @@ class ChatModel:
     async def _observe(self, request: ChatRequest, size: int) -> tuple[_Book, Conversation]:
         book = await self._book(request)
         observe = partial(book.conversations.observe, request, "")
-        async with book.lock:  # because long texts are rendered in another thread
+        async with book.lock:  # needed because long texts are rendered in another thread
             longest = None if self._context is None else self._context - 1
             conversation = await LongTexts(self.renderer, longest).render(observe, request)
         self._count(book, conversation, size)
@@ -237,7 +237,7 @@ class ChatModel:
 
 
 def _check_format(reply: Reply, reply_format: ReplyFormat | None) -> tuple[Reply, str | None]:
-    """Return the reply in the requested format, and a description of what is wrong, if anything."""
+    """Return the reply in the requested format, and what is wrong with it (None if it is valid)."""
     if reply_format is None or reply.finish_reason == "length":
         return reply, None
     reply = reply_format.cleaned(reply)

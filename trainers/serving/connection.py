@@ -17,9 +17,9 @@ from evert.trainers.engine.common.errors import EngineClosedError, SamplingReque
 from evert.trainers.serving.errors import NotServedError, ServerGoneError, ServingError
 
 KEEP_ALIVE, KEEP_ALIVE_EVERT = 4.0, 25.0
-"""How long to keep idle connections, in seconds. This must be shorter than the server's timeout
-(uvicorn 5, evert 30). Reconnecting takes as long as four requests, and workers are idle during
-training steps."""
+"""How long to keep idle connections, in seconds. This must be shorter than the server's own timeout
+(5 s in uvicorn, 30 s in evert). It should be long, because reconnecting takes as long as four
+requests and workers are idle during training steps."""
 
 LONG_BODY = 2**20
 """Bodies of at least this many bytes are passed to aiohttp as a stream."""

@@ -39,7 +39,7 @@ from evert.trainers.rundir.recorded import change_rows
 logger = logging.getLogger(__name__)
 
 IDLE = 600.0
-"""How many seconds after its last reply a conversation is written to disk."""
+"""A conversation is written to disk if it gets no new reply for this many seconds."""
 
 FILE = 2**23
 """File size in bytes after which a new file is started."""
@@ -124,7 +124,7 @@ class ServedRecords:
             for name, prompts in renderers.items()
         }
         self._rollouts: dict[Conversation, _OpenConversation] = {}
-        self._replies: dict[str, Transition] = {}  # by reply id, for rollouts not yet written
+        self._replies: dict[str, Transition] = {}  # by reply id, until the rollout is written
         self._is_recorded: WeakKeyDictionary[Conversation, bool] = WeakKeyDictionary()
         self._seen = 0  # number of conversations so far
         self._file = 1 + max((int(file.stem) for file in self._files()), default=0)
@@ -170,7 +170,7 @@ class ServedRecords:
         rollout.timer = loop.call_later(self._idle, self.write, conversation)
 
     def write(self, conversation: Conversation) -> None:
-        """Schedule a conversation to be written, unless it has no unwritten turns."""
+        """If a conversation has turns that have not been written, schedule it to be written."""
         rollout = self._rollouts.pop(conversation, None)
         if rollout is None:
             return

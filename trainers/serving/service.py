@@ -64,7 +64,7 @@ from evert.trainers.serving.wire import (
 logger = logging.getLogger(__name__)
 
 PEERS = 4096
-"""Maximum number of idle authenticated connections, above which the oldest are closed."""
+"""Maximum number of idle authenticated connections. If there are more, the oldest are closed."""
 
 BACKLOG = 4096
 WITHDRAWN = 256
@@ -305,7 +305,7 @@ class PolicyService:
 
 
 def _check_length(text: str, client: Any) -> None:
-    """Reject texts too long for the context: tokenizing them would delay other requests."""
+    """Reject text that exceeds the context, because tokenizing it would delay other requests."""
     context = context_length_here(client.get_base_model())
     if context is None or len(text) <= context:
         return

@@ -29,7 +29,7 @@ SHORTEST_PAUSE = 0.02
 """Minimum time in seconds between two parses of a reply."""
 
 SHARE = 20
-"""Pause for this many times the duration of a parse, so that parsing uses at most 5% of a core."""
+"""Pause after a parse, relative to its duration. Parsing then uses at most 5% of a core."""
 
 _MARK = re.compile(r"</?(?:[|｜]|think|tool_|function|parameter|arg_|.{0,10}$)", re.DOTALL)
 """Markup that a parser might remove from a text, including incomplete markup at the end."""

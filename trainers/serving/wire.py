@@ -30,7 +30,7 @@ PROMPT_LOGPROBS = "prompt_logprobs"
 MAX_TOKENS = 16
 """Default for ``max_tokens``. (``null`` means as many as the context allows.)"""
 MOST_REPLIES = 256
-"""Maximum number of replies per request. All of them stay in memory until the last is sampled."""
+"""Maximum number of replies per request. They stay in memory until the last one is sampled."""
 
 _REQUIRED: Any = object()
 
@@ -49,7 +49,7 @@ NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),
     "prompt_embeds": (None,),
 }
-"""vLLM fields that we don't support, mapped to values that have no effect, which we accept."""
+"""Maps vLLM fields that we don't support to the values that we accept, as they have no effect."""
 
 
 class ServerKind(Enum):
@@ -222,7 +222,7 @@ FIELDS: dict[str, tuple[Any, ...]] = {
     "stop_token_ids": (_are_ids, "token ids", []),
     "stop": (_are_texts, "a non-empty string or a list of non-empty strings", []),
 }
-"""Maps request fields to a check, a description of valid values, and a default if optional."""
+"""Maps a request field to a check, a description of valid values and, if optional, a default."""
 
 
 # -- answers -------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 In reading order:
 
-    study.py    the search space, and a record of all attempts at all runs
+    study.py    the search space, and a record of every attempt at a run
     results.py  the objective, and how to find the best values
     process.py  running ``evert train`` in a separate process
 """

@@ -43,7 +43,7 @@ SPARE = 1.5
 
 
 def start(arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> BaseProcess:
-    """Start ``evert train`` with additional environment variables and its output in a file."""
+    """Start ``evert train`` with additional environment variables. Write its output to a file."""
     is_linux = sys.platform == "linux"  # macOS system libraries don't support forking
     context: Any = multiprocessing.get_context("forkserver" if is_linux else "spawn")
     context.set_forkserver_preload(PRELOADED)
@@ -112,7 +112,7 @@ def ending(code: int | None, output: Path, *, stopped: bool) -> tuple[str, str]:
 
 
 def room_for(folder: RunFolder, pid: int | None) -> int:
-    """Return how many runs like this one fit on this machine: only one if they use a GPU.
+    """Return how many runs like this one fit on this machine (only one if they use a GPU).
 
     Return 0 until the run has finished a step, because its memory usage is not known before that.
     """

@@ -1,7 +1,8 @@
 """Results of a sweep: objectives, ranking and table.
 
 To avoid picking a lucky run, values are ranked by the lower bound of the confidence interval for
-their mean over seeds. The intervals require several seeds, and jointly hold with 95% confidence.
+their mean over seeds. The intervals require several seeds. They all hold at once with 95%
+confidence.
 """
 
 import math

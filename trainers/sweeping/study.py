@@ -42,7 +42,7 @@ _KILLED = {"status": "interrupted", "seconds": 0.0, "error": "killed with the sw
 
 @chz.chz
 class SweepSettings:
-    """Settings of the sweep itself, as opposed to those of its runs."""
+    """Settings of the sweep itself, as opposed to the settings of its runs."""
 
     search: Literal["auto", "grid", "random", "tpe"] = setting(
         "auto", "grid, random or tpe; auto uses random if a setting has a range, and grid otherwise"
@@ -206,7 +206,8 @@ class Record:
             self._study.ask()
         if not trial.state.is_finished():
             self._study.tell(trial.number, state=TrialState.FAIL)
-        if trial.params.keys() >= self._plan.space.keys():  # otherwise killed too early
+        # A trial that was killed too early does not have all values.
+        if trial.params.keys() >= self._plan.space.keys():
             attempt = {**_KILLED, **trial.user_attrs}
             self._note(attempt.pop("run"), trial.params, attempt).objective = trial.value
 
@@ -239,7 +240,7 @@ class Record:
         return {**(self.runs[number - repeat].values if repeat else {}), SEED: seeds[repeat]}
 
     def finish(self, run: SweepRun, attempt: dict[str, Any], objective: float | None) -> None:
-        """Record the result of an attempt. ``objective`` is None unless it completed."""
+        """Record the result of an attempt. ``objective`` is None unless the attempt completed."""
         run.attempts[-1], run.objective = attempt, objective
         trial = self._trials.pop(run.number)
         for key, value in attempt.items():

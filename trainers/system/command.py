@@ -38,7 +38,8 @@ def run_command(
 ) -> int:
     """Run a command. Return ``body``'s exit status (or 0), 1 for an error, or 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Lets us import the user's agent. Goes last, so that a local ``http.py`` shadows no module.
+    # The current folder lets us import the user's agent. It goes last, so that a local file such as
+    # ``http.py`` does not shadow another module.
     sys.path[:] = [*(path for path in sys.path if path not in ("", os.getcwd())), os.getcwd()]
     before = signal.getsignal(signal.SIGTERM)
     _handle(signal.SIGTERM, signal.default_int_handler)
@@ -144,7 +145,7 @@ def _dropped_interrupts_raised() -> Iterator[None]:
 
     def raise_later() -> None:
         if not over.wait(0.05):
-            _thread.interrupt_main(signal.SIGTERM)  # SIGINT may be ignored
+            _thread.interrupt_main(signal.SIGTERM)  # not SIGINT, which may be ignored
 
     def hook(dropped: "sys.UnraisableHookArgs") -> None:
         if issubclass(dropped.exc_type, KeyboardInterrupt):
@@ -161,7 +162,7 @@ def _dropped_interrupts_raised() -> Iterator[None]:
 
 
 def _handle(number: signal.Signals, handler: Any) -> None:
-    """Set a signal handler, in the main thread only. Ignore None, which means a C handler."""
+    """Set a signal handler if in the main thread. If it is None (a C handler), do nothing."""
     if threading.current_thread() is threading.main_thread() and handler is not None:
         signal.signal(number, handler)
 

@@ -20,7 +20,7 @@ from evert.bridge.errors import EvertError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 """Error codes for a full or read-only disk."""
 BARRED = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EIO)
-"""Error codes for a file instead of a folder or vice versa, missing permissions, or I/O errors."""
+"""Error codes for missing permissions, I/O errors, and mixing up a file and a folder."""
 
 RUN, BEFORE, RESULT = "run.json", "before.json", "result.json"
 METRICS, BATCHES, CHECKPOINTS = "metrics.jsonl", "batches.jsonl", "checkpoints.jsonl"
@@ -47,7 +47,7 @@ _TYPES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     CHECKPOINTS: {"name": (str,), "batch": (int,), "state_path": (str,), "sampler_path": (str,)},
     TIMES: {"step": (int,)},
 }  # fmt: skip
-"""Expected types of the fields we check, by file. Only a checkpoint's name is required."""
+"""For each file, the types of the fields that we check. Only a checkpoint's name is required."""
 
 
 class RunFolderError(EvertError, OSError):
@@ -169,7 +169,7 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def file_errors(folder: Path, key: str) -> Iterator[None]:
-    """Convert OS errors in a folder to ``RunFolderError``; ``key`` names the folder's setting."""
+    """Convert OS errors in a folder to ``RunFolderError``; ``key`` is the folder's setting."""
     try:
         yield
     except EvertError:

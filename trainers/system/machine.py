@@ -27,7 +27,7 @@ def free_memory() -> int:
 
 
 def _container_bytes() -> int:
-    """Return how many bytes are left before the container's limit, or 2**62 if it has none.
+    """Return how many more bytes the container may use, or 2**62 if it has no limit.
 
     File caches don't count as used memory.
     """

@@ -29,7 +29,7 @@ TOOLS = ("tools/offered", "tools/calls", "tools/markup_in_text")
 """Metrics that tell us whether the renderer parsed the tool calls in the first step."""
 
 NEARLY_ALL = 0.95
-"""Fraction of failed episodes at which a step counts towards stopping the run."""
+"""If at least this fraction of its episodes failed, a step counts towards stopping the run."""
 
 
 UNREAD_CALLS = (
@@ -114,7 +114,7 @@ class Tally:
         self.has_skipped = False
 
     def row(self, step: int) -> dict[str, float]:
-        """Return a step's metrics: failure rates, whether it was skipped, and lost groups."""
+        """Return a step's metrics: failure rates, lost groups, and whether it was skipped."""
         return self._rows.get(step, {})
 
     def count(self, batch: BatchPosition, account: BatchSummary) -> None:
@@ -127,7 +127,10 @@ class Tally:
             self._complete(self._open.pop(batch.index))
 
     def count_lost(self, why: str | None) -> None:
-        """Count a group whose worker died, and print ``why``. With None, only start the count."""
+        """Count a group whose worker died, and print ``why``.
+
+        If ``why`` is None, nothing is counted, but from now on the count is logged.
+        """
         if why is not None and LOST not in self._explained:
             self._explained.add(LOST)
             self._say(
@@ -160,7 +163,7 @@ class Tally:
         tasks[0].result()
 
     def report(self, subject: str, failures: Failures, *, skipped: bool = False) -> None:
-        """Report, once per reason, that most episodes failed or that nothing can be learned."""
+        """Report that most episodes failed or that nothing can be learned, once for each reason."""
         alike = failures.commonest.alike if failures.share > MOST and failures.commonest else None
         if (alike is None and not skipped) or (alike, skipped) in self._explained:
             return

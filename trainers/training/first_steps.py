@@ -13,7 +13,7 @@ from evert.trainers.config.train import TrainSettings, is_missing
 from evert.trainers.rundir.metrics import MIXED_GROUPS, is_step
 
 CREDIT = frozenset({"dataset_builder.advantages", "dataset_builder.gamma"})
-"""Fields of the Cookbook's Config that can result in nonzero advantages for a single episode."""
+"""Fields of the Cookbook's Config that can give a group of one episode nonzero advantages."""
 
 
 def slips(settings: TrainSettings, tasks: Mapping[str, Any]) -> list[str]:
@@ -44,7 +44,7 @@ class FirstSteps:
     def __init__(self, settings: TrainSettings, warn: Callable[[str], None]) -> None:
         self._warn, self._cap = warn, settings.max_tokens
         self._has_warned_of_cuts = self._cap == 1
-        self._equal = 0 if settings.group_size > 1 else -2  # ``slips`` warned about it
+        self._equal = 0 if settings.group_size > 1 else -2  # ``slips`` has warned about groups of 1
 
     def see_replies(self, where: str, share: float) -> None:
         """Warn if all replies were truncated; ``share`` is the fraction of truncated replies."""

@@ -83,7 +83,7 @@ def prepare(settings: TrainSettings) -> PreparedRun:
 
 
 def _check_known(settings: TrainSettings) -> None:
-    """Raise an error if an object has no import path, and was not passed from Python."""
+    """Raise an error if a setting has only an object's name instead of the object or its path."""
     values = {name: getattr(settings, name) for name in PATHS}
     lost = [
         f"the {n} {v!r}"

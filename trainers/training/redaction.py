@@ -24,7 +24,7 @@ def redacting() -> Iterator[None]:
     ml_log: Any = cookbook
     make_record, dump = logging.getLogRecordFactory(), ml_log.dump_config
     code = ml_log.code_state
-    # makes code.diff show the changes in this folder, not in the Cookbook's
+    # with this, code.diff shows the changes in this folder instead of the Cookbook's folder
     folder = types.ModuleType("the working folder")
     folder.__path__ = [str(Path.cwd())]
 

@@ -34,14 +34,15 @@ from evert.trainers.system.files import CHECKPOINTS, RUN, RunFolderError, read_j
 from evert.trainers.system.provenance import origin
 
 AHEAD = 2
-"""How many steps a killed run's checkpoint can be ahead of its metrics. The Cookbook saves before
-it logs, and submits the next warm-up batch early."""
+"""How many steps a killed run's checkpoint can be ahead of its metrics. The Cookbook saves a step
+before it logs the step, and in the warm-up it submits the next batch early."""
 
 
 def settings_of_run(options: Mapping[str, Any]) -> TrainSettings:
-    """Read settings. Those not passed come from the run to resume, or else from the recipe.
+    """Read settings. The defaults come from the run to resume or, for a new run, from the recipe.
 
-    A frozen model that is itself a run stays at the step that it had when this run was started.
+    If a frozen model is itself a run, it is pinned to the step that was its latest when this run
+    was started.
     """
     path = Path(options.get("log_path") or "").expanduser()
     with files.file_errors(path, "log_path"):
@@ -125,7 +126,7 @@ def _cut(log: Path, steps: int) -> None:
 
 
 def _repair(path: Path) -> None:
-    """Remove damaged checkpoints from the lists: the Cookbook resumes from the last entry."""
+    """Remove damaged checkpoints from the lists, as the Cookbook resumes from the last entry."""
     from evert.trainers.engine.store.checkpoint_log import repair_checkpoint_log
     from evert.trainers.engine.store.checkpoints import CheckpointStore
 
@@ -163,7 +164,7 @@ def _correct_batches(log: Path, root: Path) -> None:
 
 
 def _remove_unlogged(log: Path) -> None:
-    """Remove the checkpoints of steps that a killed run did not log, so they are repeated."""
+    """Remove checkpoints of steps that a killed run did not log, so that the steps are repeated."""
     logged = max(_logged_steps(log), default=-1) + 1
     lost = range(logged + 1, logged + AHEAD + 1)
     files.keep_lines(log / CHECKPOINTS, lambda record: record.get("batch") not in lost)
@@ -211,8 +212,8 @@ def check_folder(settings: TrainSettings) -> None:
 def open_run(settings: TrainSettings, resume_command: Callable[[Path], str]) -> Iterator[RunFolder]:
     """Create or open a run's folder, and lock it inside the block.
 
-    On an error, add a note about how to resume, or remove the new folder if there is nothing to
-    resume.
+    If there is an error, add a note about how to resume the run. If there is nothing to resume,
+    remove the folder if it is new.
     """
     name = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"
     path = run_folder.named_folder(settings.log_path, "runs", name)

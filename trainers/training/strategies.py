@@ -29,7 +29,7 @@ from evert.trainers.episodes.failures import Failure, failure_of
 from evert.trainers.training.failing_batches import BatchSummary, Tally
 
 LOGGED_GROUPS, LOGGED_CHARACTERS = 2, 6_000
-"""For how many groups per batch to log an episode, and the maximum length of each logged text."""
+"""How many groups per batch have an episode logged, and the maximum length of a logged text."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _log_texts(trajectory: Trajectory, env: Env) -> None:
 
 
 def _failures_of_group(error: Exception) -> list[Failure]:
-    """Return the failures of a group: only one if the strategy stops at the first failure."""
+    """Return a group's failures. If the strategy stops at the first failure, there is only one."""
     if isinstance(error, GroupFailedError):
         return [_failure_of_rollout(rollout_error) for rollout_error in error.errors]
     return [failure_of(error) or Failure(AGENT_ERROR, f"{type(error).__name__}: {error}")]

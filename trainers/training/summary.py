@@ -30,10 +30,10 @@ class RunSummary:
     settings: TrainSettings
     before: "Evaluation | None"
     after: "Evaluation | None"
-    """Both are None if the run has no held-out tasks."""
+    """``before`` and ``after`` are None if the run has no held-out tasks."""
     steps: int
     seconds: dict[str, float]
-    """Seconds since the run was started or resumed: in ``total``, and for ``training`` alone."""
+    """Seconds since the run was started or resumed: the ``total``, and the time in ``training``."""
 
 
 def summarise(

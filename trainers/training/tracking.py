@@ -157,12 +157,12 @@ class WandbLogger(ml_log.Logger):
         self.log_hparams({"evert": dict(about)})
 
     def log_hparams(self, config: Any) -> None:
-        """Write a config. A resumed run overwrites the previous one."""
+        """Write a config. If the run was resumed, its values replace the previous ones."""
         update: Any = self._run.config.update
         update(ml_log.dump_config(config), allow_val_change=True)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Log the metrics of a step, or add the final scores to the summary if there is no step."""
+        """Log the metrics of a step. If there is no step, add the final scores to the summary."""
         if step is None:
             self._run.summary.update(metrics)
         else:
@@ -170,7 +170,7 @@ class WandbLogger(ml_log.Logger):
 
     def get_logger_url(self) -> str:
         """Return the run's URL, or the command to upload an offline run."""
-        # Resuming creates several folders, which are all uploaded to the same W&B run.
+        # Every resume creates another folder. All of them are uploaded to the same W&B run.
         path = Path(self._run.dir).parents[1] / f"offline-run-*-{self._run.id}"
         return f"wandb: {self._run.url or f'offline; to upload the run: wandb sync {path}'}"
 
@@ -229,7 +229,7 @@ class TensorboardLogger(ml_log.Logger):
         """Do nothing, because the settings are already written at the start."""
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Write the metrics of a step, or the final scores and settings if there is no step."""
+        """Write the metrics of a step. If there is no step, write the final scores and settings."""
         scores = {k: v for k, v in metrics.items() if k != "step" and isinstance(v, int | float)}
         if step is None:
             plain = (bool, int, float, str)

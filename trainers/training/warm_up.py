@@ -162,7 +162,7 @@ def _messages(row: Demonstration) -> list[Message]:
 
 @dataclass(frozen=True)
 class ConversationDataset(SupervisedDataset):
-    """Batches of conversations. A batch only depends on its index, even in a resumed run."""
+    """Batches of conversations. A batch depends only on its index, even after resuming."""
 
     steps: int
     batch: Callable[[int], list[tinker.Datum]]

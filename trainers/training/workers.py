@@ -36,7 +36,7 @@ def check_workers(settings: "TrainSettings") -> None:
 def rollout_workers(
     settings: "TrainSettings",
 ) -> "AbstractContextManager[WorkerExecutor | None]":
-    """Return a context manager that runs the workers, or yields None with rollouts=here."""
+    """Return a context manager that runs the workers. With rollouts=here, it yields None."""
     number, room = settings.rollout_workers, settings.groups_per_worker
     timeout = settings.worker_timeout
     if settings.rollouts == "here":

@@ -32,8 +32,8 @@ ASSETS = {
 class Answers:
     """Answers queries from an index. ``prices`` are in dollars per million tokens.
 
-    Invalid queries, and queries for data that no longer exists, raise one of ``WRONG``, an OSError
-    or a ``sqlite3.Error``.
+    If a query is invalid, or its data no longer exists, one of ``WRONG``, an OSError or a
+    ``sqlite3.Error`` is raised.
     """
 
     index: Index

@@ -29,9 +29,9 @@ def counts(index: Index) -> dict[int, Row]:
 def steps(index: Index, run: int) -> list[Row]:
     """Return the steps of a run, or the models of an evaluation, with their rewards.
 
-    If the Cookbook wrote summaries, rewards are computed over all episodes, and otherwise only over
-    recorded ones. ``half`` is half the width of the 95% interval of the mean over groups. ``score``
-    contains the mean and its interval as text.
+    If the Cookbook wrote summaries, rewards are computed over all episodes; otherwise, only over
+    the recorded episodes. ``half`` is half the width of the 95% interval of the mean over groups.
+    ``score`` contains the mean and its interval as text.
     """
     rows = index.ask(
         """

@@ -64,15 +64,15 @@ class Index:
     ``look`` must only be called from one thread; ``ask`` is thread-safe.
 
     Args:
-        paths: Folders of runs or evaluations, folders that contain them, or rollout files.
+        paths: Folders of runs or evaluations, folders that contain such folders, or rollout files.
         database: The SQLite file, which is rebuilt if it is damaged.
     """
 
     def __init__(self, paths: Sequence[Path], database: Path) -> None:
         self.runs: dict[int, Path] = {}
-        """Folder or file of each existing run, by number."""
+        """For each run number, the run's folder or file. Only contains runs that exist."""
         self.facts: dict[int, tuple[Stamp | None, ...]] = {}
-        """For each run, by number: the stamps of its ``FACTS`` (the files without episodes)."""
+        """For each run number, the stamps of the run's ``FACTS`` (the files without episodes)."""
         self.behind = 0
         """How many bytes still need to be read."""
         self.version = 0
@@ -84,7 +84,7 @@ class Index:
         self._lock = threading.Lock()
         """Held while reading or opening the database."""
         self._stamps: dict[Path, tuple[int, Stamp]] = {}
-        """For each file: its run, and its stamp when it was last read."""
+        """For each file: the number of its run, and the file's stamp when it was last read."""
         self._is_damaged = False
         """Whether the database must be rebuilt."""
         self._reader = self._writer = sqlite3.connect(":memory:")  # until the database is open
@@ -261,7 +261,7 @@ class Index:
 
 @contextmanager
 def indexed(paths: Sequence[Path]) -> Iterator[Index]:
-    """Yield a complete index of the runs, in a temporary file."""
+    """Yield a complete index of the runs. It is kept in a temporary file."""
     with tempfile.TemporaryDirectory(prefix="evert-index-") as folder:
         index = Index(paths, Path(folder) / "index.sqlite")
         try:
@@ -346,7 +346,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def holds_episodes(file: Path) -> bool:
-    """Return whether one of the first lines is an episode, or the file is empty."""
+    """Return whether a file is empty or has an episode in one of its first lines."""
     with file.open("rb") as lines:
         return not file.stat().st_size or any(map(_is_episode, _lines(lines, 0)))
 

@@ -44,7 +44,7 @@ class IndexRow(NamedTuple):
     traj: int
     seat: str
     part: str
-    """Which episode in the line: "before", "after", a subagent's number, or "" for the first."""
+    """Which of the line's episodes: "before", "after", a subagent's number, or "" (the first)."""
     reward: float
     turns: int
     tokens: int | None
@@ -189,7 +189,7 @@ def _texts(steps: list[Row], logs: list[Row]) -> Iterator[str]:
 
 
 def page_row(line: bytes, part: str) -> Row:
-    """Return the episode named ``part`` in a line, in the Cookbook's format, for the page."""
+    """Return the episode ``part`` of a line for the page, in the Cookbook's format."""
     row: Row = orjson.loads(line)
     if not part or part.isdigit():
         return rows_of(row)[int(part or 0)]

@@ -1,8 +1,9 @@
 """``saved_page``: the viewer's page and its data as a single self-contained file.
 
-Scripts and styles are inlined. The content security policy allows only these, by hash, and blocks
-all requests. The page does not need a server, because the server's answers are embedded as JSON.
-Untrusted text in the answers is escaped so that it cannot close the script tag.
+Scripts and styles are inlined. The content security policy lists their hashes, allows no other
+scripts or styles, and blocks all requests. The page does not need a server, because the server's
+answers are embedded as JSON. Untrusted text in the answers is escaped so that it cannot close the
+script tag.
 """
 
 import base64
@@ -49,7 +50,7 @@ def saved_page(answers: Answers, title: str, smooth: float) -> bytes:
         smooth: Smoothing factor of the bold lines, at least 0 and less than 1.
 
     Raises:
-        ReportError: The runs do not fit, even without episodes.
+        ReportError: The page exceeds the size limit, even without any episodes.
     """
     runs = [*answers.index.runs]
     texts = {"runs": _json(answers.all_runs({}))}
@@ -85,7 +86,7 @@ def saved_page(answers: Answers, title: str, smooth: float) -> bytes:
 
 
 def _choices(answers: Answers) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the queries to include: all steps, then the episodes, most important first."""
+    """Yield the queries to include: all steps, then the episodes in order of importance."""
     steps = [step for run in answers.index.runs for step in _steps(answers, run)]
     yield from (("step", step) for step in steps)
     ids = [_episodes(answers, step) for step in steps]
@@ -104,7 +105,7 @@ def _steps(answers: Answers, run: int) -> Iterator[dict[str, str]]:
 
 
 def _episodes(answers: Answers, step: dict[str, str]) -> list[int]:
-    """Return the ids of a step's worst, best and first episodes (recorded ones, if any exist)."""
+    """Return the ids of a step's worst, best and first episodes (only recorded ones, if any)."""
     rows = answers.step(step)["episodes"]
     rows = [row for row in rows if row["kind"] != SUMMARY] or rows
     by_reward = sorted(rows, key=lambda row: float(row["reward"]))

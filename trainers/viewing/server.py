@@ -33,7 +33,7 @@ HEADERS = {
 STATE = "state"
 REFUSED = "Open the link that `evert view` printed.\n"
 PATIENCE = 250
-"""Pause after each look or answer, as a multiple of its CPU time, to leave the CPU to the runs."""
+"""After each look or answer, pause for this many times its CPU time, to leave the CPU to runs."""
 AGAIN = "Evert-Again"
 """Header with the number of seconds before the page may refresh."""
 VERSION = "Evert-Version"
@@ -45,7 +45,7 @@ LOOKS = 1.0, 10.0
 class Viewer:
     """Answers requests from an index, which is updated while the page is open.
 
-    ``prices`` are in dollars per million tokens, and used to show the cost of runs.
+    ``prices`` are in dollars per million tokens. They are used to show the cost of runs.
     """
 
     def __init__(self, index: Index, prices: Mapping[str, float] | None = None) -> None:

@@ -24,7 +24,7 @@ class Tokens:
     prefill: int
     sample: int
     train: int | None
-    """None if the rollouts do not record it."""
+    """Number of tokens trained on, or None if the rollouts do not record it."""
     is_estimate: bool
     """Whether ``train`` was scaled up because not all episodes are recorded."""
 

@@ -1,7 +1,7 @@
 """Exceptions raised by rollouts in workers.
 
 EvertError
-├── WorkerError       (RuntimeError)   workers cannot be started, or a group cannot be sent to one
+├── WorkerError       (RuntimeError)   workers cannot be started, or groups cannot be sent to them
 └── LostGroupError    (RuntimeError)   a group's worker died on every attempt
 """
 
@@ -13,4 +13,4 @@ class WorkerError(EvertError, RuntimeError):
 
 
 class LostGroupError(EvertError, RuntimeError):
-    """A group's worker died on every attempt, even when it played no other group."""
+    """A group's worker died on every attempt, even when that worker played no other group."""

@@ -4,9 +4,9 @@
         asyncio.run(rl.train.main(config, rollout_executor=rollouts))
 
 Subclasses define how workers are started. Everything runs on a single event loop in the executor's
-thread, so no locks are needed. If a worker dies, its groups are counted and rerun. If the same
-group loses ``MOST_LOSSES`` workers, an error that includes its task is raised. For the last
-attempt, the group gets a worker of its own.
+thread, so no locks are needed. If a worker dies, its groups are counted as lost and played again.
+If ``MOST_LOSSES`` workers die while they play the same group, an error that names the group's task
+is raised. For the last attempt, the group gets a worker of its own.
 """
 
 import asyncio

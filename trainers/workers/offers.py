@@ -1,7 +1,7 @@
 """Makes this process's sampling clients available to groups in workers.
 
-Embedded engine clients are served by a policy service, which is started for the first client. An
-old client is withdrawn once there is a newer one and no running group uses the old one. Tinker SDK
+Embedded engine clients are served by a policy service, which is started for the first client. Once
+a newer client exists, an old client is withdrawn as soon as no running group uses it. Tinker SDK
 clients are pickled instead, because they can connect to their service from any machine.
 """
 

@@ -1,8 +1,8 @@
 """Starts an executor's workers concurrently, replaces those that die, and assigns groups to them.
 
 Everything runs on the executor's event loop. Each group is assigned to the worker with the fewest
-groups. If a group's worker dies several times, the group may be the cause. It is then played
-*alone*, on a worker without other groups, so that no others are lost and the cause is clear.
+groups. If a group's worker dies several times, the group may be the cause. The group is then played
+*alone*, on a worker without other groups, so that no other groups are lost and the cause is clear.
 
 We regularly check that each worker's event loop responds. If it doesn't, the worker is killed.
 """
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 60.0
 """Time limit in seconds for a worker to respond."""
 WAITS = 4
-"""Number of waits in this limit. If our process is suspended, only one of them expires."""
+"""The limit is split into this many waits. If our process is suspended, only one wait expires."""
 SILENT = (
     "did not respond for {:g} s: it is suspended, its pipe is broken, or its event loop is blocked "
     "(its stderr shows where)"
@@ -39,6 +39,7 @@ class Worker(Protocol):
 
     async def play(self, parcel: bytes) -> bytes:
         """Play a group and return its packed ``GroupOutcome``. Cancelling this stops the group."""
+        ...
 
     async def ready(self) -> None:
         """Wait until the worker's event loop responds or the worker has died."""
@@ -47,7 +48,7 @@ class Worker(Protocol):
         """Wait until the worker has died."""
 
     async def end(self, why: str = "") -> None:
-        """Stop the worker and its groups. Given a reason, stop at once and report it in errors."""
+        """Stop the worker and its groups. If given ``why``, stop at once and state it in errors."""
 
 
 @dataclass(eq=False)

@@ -4,9 +4,9 @@
     pack, unpack            pickle and unpickle
     PackedError             an exception with its causes
 
-``cloudpickle`` pickles functions and classes by value if they can't be imported, such as lambdas,
-closures and those defined in a script or notebook. Others are pickled by reference, so the worker
-must be able to import their module.
+If a function or class can't be imported, ``cloudpickle`` pickles it by value. Examples are lambdas,
+closures and everything that is defined in a script or notebook. All others are pickled by
+reference, so the worker must be able to import their modules.
 """
 
 import copyreg
@@ -39,7 +39,7 @@ class Parcel:
 
     task: Any
     allow_hosts: frozenset[str] | None = None
-    """Hosts that stay reachable in addition to the worker's machine (None: all)."""
+    """Hosts that a worker may connect to in addition to its own machine. None allows all hosts."""
     weights: tuple[tuple[TinkerModel, Any, int | None], ...] = ()
     """(model, client, context length) for each frozen model that the trainer opened."""
     level: int = logging.WARNING
@@ -60,7 +60,7 @@ class GroupOutcome:
 
 
 def pack(value: Any, stand_in: Callable[[Any], Any] = lambda item: None) -> bytes:
-    """Pickle a value. ``stand_in`` may return a replacement for an object in it, or None."""
+    """Pickle a value. ``stand_in`` returns an object's replacement, or None to keep the object."""
     file = io.BytesIO()
     try:
         _Pickler(file, stand_in).dump(value)

@@ -20,7 +20,8 @@ FIELDS = field_policy("anthropic_messages")
 """How to handle each request field (``fields.toml``)."""
 
 UNTHREADED = {"error_code": "thread_unsupported_request", "unsupported": []}
-"""Details of the 400 error for ``thread``. They make the SDK's tool runner resend the history."""
+"""Details of the 400 error for the field ``thread``. They make the SDK's tool runner resend the
+history."""
 
 _NOTHING_CACHED = {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}
 
@@ -193,10 +194,10 @@ def _is_text(message: Mapping[str, Any]) -> bool:
 
 
 def _split(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Split off the prefill. Return the messages before it, and its text ("" if there is none).
+    """Split off the prefill. Return the other messages and the prefill ("" if there is none).
 
-    Only an assistant text that follows another message is a prefill. Messages with thinking or tool
-    calls are complete.
+    If the last message is an assistant message that contains only text and is not the only message,
+    it is a prefill. A message with thinking or tool calls is a complete reply.
     """
     if len(messages) > 1 and _is_text(messages[-1]):
         return messages[:-1], str(messages[-1]["content"])

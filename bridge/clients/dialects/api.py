@@ -73,7 +73,7 @@ class ApiCall:
     dialect: Dialect
     body: Mapping[str, Any]
     number: str
-    size: int  # of the body, in bytes
+    size: int  # size of the body in bytes
 
     @property
     def stream(self) -> bool:
@@ -98,7 +98,7 @@ class ApiCall:
         return refusal(self.dialect, error)
 
     def refused_late(self, error: Exception, number: int = 0) -> bytes:
-        """Return the event for an error in a stream that already contains ``number`` events."""
+        """Return the event that reports an error in a stream after the first ``number`` events."""
         return self.dialect.error_event(_error_body(error), _status(error), number)
 
     async def wait(self, reply: Awaitable[Reply]) -> ApiResponse:
@@ -172,8 +172,8 @@ class Api(ABC):
     def match(self, method: str, path: str) -> Dialect | None:
         """Return the API for a path, or None.
 
-        This also returns an API for unsupported paths that would call a model, so that ``read`` can
-        refuse them.
+        If a path belongs to an unsupported API that calls a model, an API is also returned, so that
+        ``read`` can refuse the request.
         """
         path = path.rstrip("/")
         if method != "POST":

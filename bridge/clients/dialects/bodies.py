@@ -1,10 +1,9 @@
 """Parses JSON request bodies.
 
-Long bodies are parsed in a thread (``off_loop.py``). This still blocks all other threads: for 0.1 s
-with 64 MiB of text, but for 7 s with 64 MiB of brackets, which also need gigabytes of memory. We
-therefore count the values in a long body before parsing it. We use the standard library's parser,
-because ``orjson`` converts large integers to floats and rejects the lone surrogates that JavaScript
-can produce.
+Long bodies are parsed in a thread (``off_loop.py``). Parsing still blocks all other threads: 64 MiB
+of text take 0.1 s, but 64 MiB of brackets take 7 s and gigabytes of memory. We therefore count the
+values in a long body before parsing it. We use the standard library's parser, because ``orjson``
+converts large integers to floats and rejects the lone surrogates that JavaScript can produce.
 """
 
 import json
@@ -50,5 +49,5 @@ def read_body(content: bytes) -> Mapping[str, Any]:
 
 
 def _count(text: str) -> int:
-    """Return an upper bound on the number of values in a JSON text (tighter without strings)."""
+    """Return an upper bound on the number of values in JSON (tighter if strings are removed)."""
     return sum(map(text.count, ",[{")) - text.count("[]") - text.count("{}")

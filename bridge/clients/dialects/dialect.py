@@ -38,7 +38,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def events(self, stream: Stream, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events of a stream whose objects ``write`` built from ``body``."""
+        """Yield a stream's events. ``write`` built its ``head`` and ``answer`` from ``body``."""
 
     def counted(self, count: int) -> dict[str, Any]:
         """Build the JSON object for a token count."""
@@ -53,5 +53,5 @@ class Dialect(ABC):
         return {"error": dict(error)}
 
     def error_event(self, error: Mapping[str, Any], status: int, number: int = 0) -> bytes:
-        """Return the event for an error in a stream that already contains ``number`` events."""
+        """Return the event that reports an error in a stream after the first ``number`` events."""
         return self.framed([self.error(error, status)]) + self.ending

@@ -170,7 +170,7 @@ class Endpoint(Api):
 
 @contextmanager
 def _failures_named(call: ApiCall) -> Iterator[None]:
-    """Convert a frozen model's error to a 400 error that names the model (SDKs retry a 500)."""
+    """Convert a frozen model's error to a 400 error that names the model. SDKs retry 500 errors."""
     try:
         yield
     except REFUSALS:

@@ -1,7 +1,7 @@
 """Server-sent events, and ``Stream``, which the dialects convert to events.
 
-Complete replies are also streamed as deltas, so that the agent's code for joining deltas is
-exercised.
+Even complete replies are streamed as several deltas, to exercise the agent's code for joining
+deltas.
 """
 
 import json
@@ -42,7 +42,7 @@ class Stream:
 
 
 def as_list(events: AsyncIterator[T]) -> list[T]:
-    """Collect all items of an async iterator that never blocks, without an event loop."""
+    """Collect the items of an async iterator without an event loop. The iterator must not block."""
 
     async def listing() -> list[T]:
         return [event async for event in events]

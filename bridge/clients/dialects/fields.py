@@ -107,7 +107,8 @@ def openai_forced_tools(
 ) -> tuple[str, ...]:
     """Return the tools that the reply must choose from, according to OpenAI's ``tool_choice``.
 
-    ``name`` is the tool selected by ``choice``, or None. ``form`` is an example for error messages.
+    ``name`` is the tool selected by ``choice``, or None. Error messages show
+    ``form`` as an example.
     """
     if is_absent(choice) or choice in ("auto", "none"):
         return ()

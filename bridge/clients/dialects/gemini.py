@@ -140,7 +140,7 @@ class Gemini(Dialect):
     async def events(
         self, stream: Stream, body: Mapping[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
-        """Yield one response per piece. The last one includes all fields of the complete reply."""
+        """Yield one response per piece. The last response has all fields of the complete reply."""
         head = {name: stream.head[name] for name in ("modelVersion", "responseId")}
         async for piece in stream.thoughts:
             if _wants_thoughts(body):

@@ -1,7 +1,7 @@
 """Converts Gemini's contents to messages in the chat completions format.
 
-A content has a role and a list of parts. A part is text (flagged if it is a thought), a function
-call, a function response or an image.
+A ``Content`` has a role and a list of parts. A part is text (flagged if it is a thought), a
+function call, a function response or an image.
 """
 
 import itertools

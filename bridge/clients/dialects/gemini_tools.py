@@ -194,7 +194,7 @@ def _place(before: Sequence[Any], name: object, arguments: object) -> bytes:
 
 
 def _restore_result(result: dict[str, Any], unanswered: list[tuple[object, object]]) -> None:
-    """Match a result to a call by id. Without an id, use the function's oldest unanswered call."""
+    """Match a result to a call by id. If it has no id, use the function's oldest open call."""
     call_id = result["tool_call_id"]
     matches = [
         call for call in unanswered if call[call_id is not None] == (call_id or result["name"])

@@ -45,7 +45,7 @@ class Responses(Dialect):
         self._conversations: dict[str, list[Any]] = {}
         self._sizes: dict[str, int] = {}
         self._size = 0
-        self.max_characters: int | None = None  # limit for all stored responses (None: no limit)
+        self.max_characters: int | None = None  # total over all stored responses (None: no limit)
 
     def read(self, body: Mapping[str, Any]) -> ChatRequest:
         """Parse a request body."""
@@ -122,7 +122,7 @@ class Responses(Dialect):
         return {"object": "response.input_tokens", "input_tokens": count}
 
     def error_event(self, error: Mapping[str, Any], status: int, number: int = 0) -> bytes:
-        """Return the event for an error in a stream that already contains ``number`` events."""
+        """Return the event that reports an error in a stream after the first ``number`` events."""
         event = {
             "type": "error",
             "code": error.get("code") or error.get("type"),

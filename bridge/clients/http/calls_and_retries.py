@@ -1,10 +1,10 @@
 """Handles one rollout's calls over HTTP: complete responses, streams and retries.
 
-- If the SDK marks a request as a retry (``x-stainless-retry-count``) and it has the same body as an
-  earlier call in the rollout, it gets the reply to that call, so nothing is sampled twice. Requests
-  without this header are new calls.
+- If the SDK marks a request as a retry (``x-stainless-retry-count``) and its body is the same as in
+  an earlier call of the rollout, the request gets the reply to the earlier call, so nothing is
+  sampled twice. Requests without this header are new calls.
 - Streams are kept alive with pings (which SDKs ignore) while they wait for the trainer.
-- If the client disconnects, its call is cancelled unless it is retried within ``RETRY_PATIENCE``.
+- If a client disconnects and does not retry within ``RETRY_PATIENCE``, its call is cancelled.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from evert.bridge.off_loop import off_loop
 
 PING_EVERY = 10.0  # seconds between pings while a stream is waiting
 RETRY_PATIENCE = 10.0  # seconds to wait for a retry after the client has disconnected
-REMEMBERED = 8  # number of recently answered calls that a retry can match
+REMEMBERED = 8  # number of recently answered calls to keep, so that retries can be matched to them
 
 
 @dataclass(slots=True, eq=False)

@@ -1,9 +1,9 @@
 """Connections to the loopback server: limits, timeouts, reading and writing.
 
 A connection is a *stranger* until it sends a request with the key of a running rollout. At most
-``STRANGERS`` of them are kept open, and a new one replaces the oldest, so even thousands of them
-cannot block a rollout. A rollout can have ``AT_ONCE`` requests in progress and ``RESTING`` idle
-connections.
+``STRANGERS`` strangers are kept open. Beyond that, a new stranger replaces the oldest one, so even
+thousands of strangers cannot block a rollout. A rollout can have ``AT_ONCE`` requests in progress
+and ``RESTING`` idle connections.
 
 aiohttp limits the headers (128 lines of 8190 bytes, ``IDLE_TIME`` to send them) and rejects
 malformed HTTP. To prevent DNS rebinding, requests for unknown host names are refused
@@ -35,14 +35,14 @@ BODY_LIMIT = 64 * 2**20  # maximum size of a decompressed body; larger ones get 
 
 # seconds
 BODY_TIME = 60.0  # time to send a body; slower clients get a 408
-IDLE_TIME = 30.0  # time to receive the next headers after connecting or the last response
+IDLE_TIME = 30.0  # time to send headers after connecting or after the previous response
 WRITE_TIME = 30.0  # time to read a response; slower clients are disconnected
 LINGER_TIME = 2.0  # time for a refused client to finish sending, so that it can read the error
-YOUNG = 1.0  # connections younger than this are kept, so that clients can send (see ``rest``)
+YOUNG = 1.0  # connections idle for less stay open, so that clients can send a request (``rest``)
 
 # connections
 STRANGERS = 256  # open connections without the key of a running rollout
-RESTING = 256  # idle ones per rollout, and as many again for all finished rollouts together
+RESTING = 256  # idle connections per rollout, plus as many for all finished rollouts together
 AT_ONCE = 1024  # requests in progress per rollout; further requests get a 429
 ACCEPTED_AT_ONCE = 16  # connections to accept in a row before serving the open ones again
 
@@ -124,9 +124,10 @@ class Connection(web.RequestHandler):
             self._circle = None
 
     def rest(self, circle: "OrderedDict[Connection, None]", limit: int) -> None:
-        """Add the connection to the idle ones in ``circle``. Beyond ``limit``, close the oldest.
+        """Add the connection to the idle connections in ``circle``, and close the oldest ones.
 
-        While the oldest is younger than ``YOUNG``, up to four times ``limit`` are kept.
+        ``limit`` connections stay open, or up to four times as many if the oldest of them has been
+        idle for less than ``YOUNG`` seconds.
         """
         self.work()
         now = self._loop.time()

@@ -6,8 +6,8 @@ looked up in a dict, so a timing attack would have to guess the hash of a key.)
 
 The server is already listening when it returns an address. It stops when its last rollout is
 released. A server with a fixed port, which other programs may know, runs until its event loop ends.
-The server's ``_Tie`` is only referenced by the loop, so its finalizer closes the sockets no matter
-how the loop ends. Forked processes do not serve anything.
+The server's ``_Tie`` is only referenced by the loop, so however the loop ends, the finalizer of the
+``_Tie`` closes the sockets. Forked processes do not serve anything.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from evert.bridge.clients.http.connections import (
 
 logger = logging.getLogger(__name__)
 
-KEYS_REMEMBERED = 1024  # keys of finished rollouts, so that late calls get a specific error
+KEYS_REMEMBERED = 1024  # finished rollouts' keys to keep, so that late calls get a specific error
 BACKLOG = 1024
 RELAYED_PORT = 47113
 """The port used in URLs for Unix sockets. The client runs a relay on this port."""
@@ -96,7 +96,7 @@ class Server:
             self._connections, sock=self._socket, backlog=ACCEPTED_AT_ONCE, start_serving=False
         )
         await self._listener.start_serving()
-        # Set here, because asyncio also uses ``backlog`` as the number of accepts in a row.
+        # Set the backlog here: asyncio's ``backlog`` is also the number of accepts in a row.
         self._socket.listen(BACKLOG)
 
     async def _stop(self) -> None:
@@ -224,7 +224,7 @@ def key_of(request: web.BaseRequest) -> str:
 # -- one server per loop and interface -------------------------------------------------------------
 
 _servers: weakref.WeakValueDictionary[tuple[int, str], Server] = weakref.WeakValueDictionary()
-"""Servers by loop ``id`` and interface. The id is valid while the server keeps the loop alive."""
+"""Servers by loop ``id`` and interface. A server keeps its loop alive, so the id stays valid."""
 
 _lock = threading.RLock()
 

@@ -46,7 +46,7 @@ _NUMBERS = dict(zip(DIGITS.values(), range(2, 10), strict=True)) | {
 
 
 def parse_comparison(words: Sequence[str], lexicon: Lexicon) -> Attribute | Comparison | None:
-    """Parse a comparison. Returns None if it isn't one, or if the reference is unknown."""
+    """Parse a comparison. Returns None if there is none, or if the reference is unknown."""
     return _parse_size(words, lexicon) or (_parse_age(words) if lexicon.measures else None)
 
 

@@ -13,14 +13,15 @@ The parser is deterministic and doesn't use a model. It applies these rules unti
 2. *Guess*: nothing but the name of a noun remains after removing "is it", "my guess is", articles
    and so on (``guesses.py``). "Guess: x" is a guess for any x.
 3. *Comparison* with something whose size or weight is known (``comparisons.py``).
-4. *Attribute*: all words of one of its phrases occur in the question. Filler words have a weight of
-   0 and weak words 0.25. A single attribute must explain the question's total weight. A "not" (or
-   "unable", "lacks", "wingless", "non-") that is not part of a phrase negates the answer.
+4. *Attribute*: all words of one of the attribute's phrases occur in the question. Filler words have
+   a weight of 0 and weak words 0.25. A single attribute must explain the question's total weight. A
+   "not" (or "unable", "lacks", "wingless", "non-") that is not part of a phrase negates the answer.
 5. *Compound*: the clauses between "and", "or" and "that" are parsed separately. "A striped animal"
    asks about stripes and about being an animal.
-6. *Typos*: rules 2 to 5 again, after replacing unknown words with similar known words.
+6. *Typos*: rules 2 to 5 are tried again, after replacing unknown words with similar known words.
 7. *Foreign nouns*: "is it a dragon" is a (wrong) guess.
-8. *Best attribute*: the one that explains most of the weight, if that is at least ``ENOUGH``.
+8. *Best attribute*: the attribute that explains most of the weight, if its share is at least
+   ``ENOUGH``.
 """
 
 import difflib
@@ -60,7 +61,7 @@ from evert.envs.twenty_questions.understanding.wording import (
 ENOUGH = 0.3
 """Fraction of a question's weight that the best attribute must explain."""
 ALL = 0.99
-"""Fraction that counts as the whole question."""
+"""Fraction at which an attribute counts as explaining the whole question."""
 ALIKE = 0.82
 """Minimum similarity (``difflib``) at which an unknown word counts as a typo of a known word."""
 KINDS = stems_of(
@@ -71,7 +72,7 @@ KINDS = stems_of(
 )
 """Words that can follow another attribute: "a striped animal" asks about both."""
 OF_KIND = re.compile(r"Is (?:it an? |this person |it \w+\?)")
-"""Start of canonical questions whose words can end a noun phrase, as in "a wild animal"."""
+"""If a canonical question starts like this, its words can end a noun phrase ("a wild animal")."""
 HEADS = stems_of(
     """
     accessory activity area body building collection color container device equipment game gear
@@ -177,7 +178,7 @@ class QuestionParser:
         )
 
     def _parse_several(self, words: list[str]) -> Compound | None:
-        """Parse each clause; return None if there is only one, or if one is not understood."""
+        """Parse each clause. Return None for a single clause or if any clause is not understood."""
         clauses = _clauses(words)
         parsed = [parse_comparison(c, self._lexicon) or self._parse_attribute(c) for c in clauses]
         parts = tuple(part for part in parsed if part is not None)
@@ -215,7 +216,10 @@ class QuestionParser:
         return attributes
 
     def _parse_attribute(self, words: list[str], least: float = ENOUGH) -> Attribute | None:
-        """Return the attribute that explains most of a question, or None if below ``least``."""
+        """Return the attribute that explains most of a question.
+
+        If it explains less than ``least`` of the question's weight, return None.
+        """
         parts, negations = self._parts(words)
         total = sum(map(_weight, {*parts}))
         neighbours = pairwise(part for part in parts if part not in ARTICLES)

@@ -8,8 +8,8 @@ https://docs.claude.com/en/docs/claude-code; tested with 2.1.330, ``npm install 
 - Claude Code stores settings, memories and sessions in the episode's home, and does not read yours.
 - It modifies tool calls before sending them back: it adds ``replace_all: false``, strips whitespace
   at the ends of lines, and converts strings to numbers. With ``keep_completed_arguments``, these
-  changes do not count as edits, and the sampled tokens are kept. It also removes a ``cd`` to the
-  current folder, which does count as an edit.
+  changes do not count as edits, and the sampled tokens are kept. Claude Code also removes a ``cd``
+  to the current folder, which does count as an edit.
 - For unknown models, it assumes a context of one million tokens, so it compacts too late. Use
   ``env={"CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768"}`` to set a different size.
 """
@@ -52,7 +52,7 @@ def claude_code(
     Args:
         prompt: The instruction. ``{task}`` is replaced by the episode's task, and ``{task[name]}``
             by a part of the task.
-        tools: Tools to offer the model, which can be used without permission, such as
+        tools: Tools that the model is offered and can use without permission, such as
             ``("Read", "Edit", "Bash(git *)")``. By default, Claude Code chooses the tools, limited
             by ``permission_mode``.
         permission_mode: What Claude Code may do without permission. Everything else is denied.

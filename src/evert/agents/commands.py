@@ -1,6 +1,6 @@
 """Runs the commands of one episode, and stops all processes that they started.
 
-A ``Workplace`` is where an episode's commands run: it has their folders, their environment
+A ``Workplace`` is where an episode's commands run: it has the commands' folders, their environment
 variables, and the values of ``{task}`` and the other placeholders. ``Workplace.run`` runs a command
 until it exits, and returns a ``ProcessResult``. Outputs are written to unnamed temporary files, and
 only the end of each file is read, so outputs can be arbitrarily long. A command may leave any kind
@@ -56,7 +56,8 @@ IN_HOME, IN_JUDGE = "{home}/", "{judge}/"
 """File name prefixes for files in the episode's home and in the judge's folder."""
 
 LONGEST_VARIABLE = 100_000
-"""Maximum size of an environment variable in bytes. If one is too large, programs cannot start."""
+"""Maximum size of an environment variable in bytes. Larger variables stop programs from
+starting."""
 
 PLACEHOLDER = re.compile(
     r"\{(task|model|base_url|root_url|api_key|folder|home|env)(\[[^][{}]*\])?\}"
@@ -267,8 +268,8 @@ def read_left(folder: Path, name: str, limit: int = 2**20) -> bytes:
     """Read a regular file of at most ``limit`` bytes that a command left in the folder.
 
     Raises:
-        ValueError: It is too large, not a regular file, or reached through a link or "..".
-        OSError: It is missing or cannot be read.
+        ValueError: The file is too large, not a regular file, or reached through a link or "..".
+        OSError: The file is missing or cannot be read.
     """
     path = folder / name
     if os.path.realpath(path) != str(path) or not path.is_relative_to(folder):
@@ -315,7 +316,7 @@ async def _next_report(process: Process) -> bytes:
 
 
 async def _end(process: Process, mark: str) -> None:
-    """Stop a supervisor and all its processes. If this raises, some may still be running."""
+    """Stop a supervisor and its processes. If this raises, some processes may still be running."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError):  # the supervisor has exited

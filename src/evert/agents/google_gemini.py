@@ -2,8 +2,8 @@
 
 https://geminicli.com; tested with 0.61.0, ``npm install -g @google/gemini-cli``.
 
-- Its settings are in the episode's home, so it does not read yours. They make it sign in with an
-  API key; with only the base URL set, it would assume a gateway and stop.
+- Gemini CLI's settings are in the episode's home, so it does not read yours. These settings make it
+  sign in with an API key. If only the base URL were set, it would assume a gateway and stop.
 - If a task mentions a file in the folder, such as "@calc.py", Gemini CLI adds the file to the
   prompt. It does not add files from other folders.
 - Updates, usage statistics and loop detection (which calls the model) are disabled.
@@ -54,7 +54,7 @@ def gemini_cli(
     Args:
         prompt: The instruction. ``{task}`` is replaced by the episode's task, and ``{task[name]}``
             by a part of the task.
-        tools: Names of the tools to offer the model, which can be used without approval, such as
+        tools: Names of the tools that the model is offered and can use without approval, such as
             ``("read_file", "replace", "run_shell_command")``. By default, Gemini CLI chooses the
             tools, limited by ``approval_mode``.
         approval_mode: What Gemini CLI may do without approval. Tools that need approval are not

@@ -23,8 +23,9 @@ def needed(command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Pa
 
     Args:
         command: Program and arguments. Absolute paths in the arguments are included.
-        variables: Environment variables. Files whose absolute paths they contain are included. A
-            folder in a variable such as ``PATH`` is treated as part of an installation.
+        variables: Environment variables. If a variable contains the absolute path of a file, the
+            file is included. A folder in a variable such as ``PATH`` is treated as part of an
+            installation.
     """
     values = _paths(part for text in variables.values() for part in text.split(os.pathsep))
     folders = [path for path in values if os.path.isdir(path)]

@@ -95,11 +95,11 @@ class ProcessAgent:
             makes its paths readable. The setup command or function always runs outside the sandbox.
         command_in_sandbox: The command to use in a sandbox (default: ``command``). For programs
             that need a flag to disable their built-in sandbox.
-        install: How to install the program, which is shown if it is missing.
+        install: How to install the program. This text is shown if the program is missing.
         env_options: Env options that the program needs. The user's options take precedence.
 
     Functions run in a thread, which cannot be killed like a command, so set a timeout for anything
-    they wait for. If there is no task, they are called with None.
+    they wait for. If there is no task, the functions get None instead.
 
     Raises:
         InvalidAgentError: A command is not a non-empty list of strings; ``reward``, ``setup``,
@@ -156,8 +156,8 @@ class ProcessAgent:
 
         Raises:
             CommandError: The command could not be started, the setup failed, or no sandbox could be
-                created. Also raised if the exit status was not 0, and the command had either not
-                called the model or had its last call rejected.
+                created. Also raised if the command failed (its exit status was not 0) without
+                calling the model, or after its last call had been rejected.
             openai.BadRequestError: The command's last prompt was too long.
             RewardError: The command did not write a reward, or the reward cannot be read.
         """

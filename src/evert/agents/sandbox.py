@@ -95,8 +95,8 @@ def _is_private(path: str) -> bool:
 class Sandbox:
     """What a program can see and do.
 
-    Sandbox paths must be absolute, and host paths must exist. If one sandbox path is nested in
-    another, each keeps its own access mode: a read-only folder in a writable folder stays
+    Sandbox paths must be absolute, and host paths must exist. If one sandbox path is inside
+    another, each path keeps its own access mode: a read-only folder in a writable folder stays
     read-only, and cannot be moved together with its parent. Links on the host are followed, so
     never pass a link that a program in an earlier sandbox could have created.
 
@@ -119,8 +119,9 @@ class Sandbox:
         """Yield the command that runs ``argv`` in a new sandbox, and descriptors it must inherit.
 
         The command can be run once, before the block ends. ``argv`` inherits the environment,
-        stdin, stdout, stderr and other inheritable descriptors. The exit status is that of
-        ``argv``, 128 + N if it was killed by signal N, or 127 if the sandbox lacks the program.
+        stdin, stdout, stderr and other inheritable descriptors. The exit status is the exit status
+        of ``argv``, 128 + N if ``argv`` was killed by signal N, or 127 if the sandbox lacks the
+        program.
 
         Raises:
             ValueError: A sandbox path is not absolute, or contains "..".
@@ -161,7 +162,7 @@ class Sandbox:
         }
 
     def _parent_mounts(self) -> dict[str, list[str]]:
-        """Return mounts for the parents of read-only paths, so that they cannot be moved."""
+        """Return mounts for the parents of read-only paths, so that the parents cannot be moved."""
         mounts = {}
         for writable, outside in self.writable.items():
             for path in [*system_folders(), *self.readonly, *self.hidden]:
@@ -195,7 +196,7 @@ def _empty_mount(path: str) -> list[str]:
 
 @lru_cache(1)
 def sandbox_problem() -> str | None:
-    """Return why no sandbox can be created and how to fix it, or None if one can. Takes 10 ms."""
+    """If no sandbox can be created, return why and how to fix it, else None. Takes 10 ms."""
     if sys.platform != "linux":
         return f"sandboxes need bubblewrap, which only runs on Linux, and this is {sys.platform}"
     if shutil.which("bwrap") is None:

@@ -32,7 +32,7 @@ def check_choice(sandbox: SandboxChoice, host: str) -> bool | list[str] | None:
     """Validate the option, and make its paths absolute.
 
     Raises:
-        InvalidAgentError: It is invalid, a path is missing, or ``host`` is not loopback.
+        InvalidAgentError: The option is invalid, a path is missing, or ``host`` is not loopback.
     """
     if sandbox is None or sandbox is False:
         return sandbox
@@ -92,7 +92,8 @@ def sandbox_of(
     """Create the sandbox for a command, or return None if the model is not on a Unix socket.
 
     The program and the judge's files are read-only, even in a writable folder. Earlier commands may
-    have left links in a writable folder, so we ignore its links and variables that point into it.
+    have left links in a writable folder, so we ignore the links in it, and environment variables
+    that point into it.
     """
     if address.socket is None:
         return None

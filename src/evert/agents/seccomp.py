@@ -11,7 +11,7 @@ compilers, Python, Node, Go, Rust, debuggers):
 - sockets, except for Unix, IP and netlink route sockets (used to list addresses). For example,
   AF_VSOCK reaches the host, and AF_ALG and AF_PACKET reach drivers;
 - ``ioctl`` calls that simulate terminal input;
-- 32-bit and x32 calls, and calls that are newer than this list.
+- 32-bit and x32 calls, and system calls that are newer than this list.
 
 ``ptrace``, System V and POSIX message queues, ``seccomp`` and Landlock are still allowed, because
 they only affect processes in the same sandbox.
@@ -60,7 +60,7 @@ LOAD, EQUAL, GREATER, ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 ALLOW, ERROR = 0x7FFF0000, 0x00050000
 
 Instruction: TypeAlias = tuple[int, int, int, int]
-"""Opcode, instructions to skip if the test is true, the same if it is false, value."""
+"""Opcode, number of instructions to skip if the test is true and if it is false, value."""
 
 
 def seccomp_filter(machine: str = platform.machine()) -> bytes:

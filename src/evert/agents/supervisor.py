@@ -7,10 +7,10 @@ On Linux, the supervisor is a "subreaper", which means that it becomes the paren
 that lose their parent. A supervisor without children therefore has no descendants.
 
 The supervisor kills all descendants when the command has exited, when it reads a byte from stdin,
-or when the trainer dies. In the last case, it also removes the ``COUNT`` folders. It notices the
-trainer's death because the kernel closes stdin and, in case a fork of the trainer keeps stdin open,
-also sends SIGCONT. It prints a single line: "ended STATUS", or "failed ERRNO" if the program cannot
-be started.
+or when the trainer dies. In the last case, it also removes the ``COUNT`` folders. When the trainer
+dies, the kernel closes stdin. In case a fork of the trainer keeps stdin open, the kernel also sends
+SIGCONT. The supervisor prints a single line: "ended STATUS", or "failed ERRNO" if the program
+cannot be started.
 
 The command can send signals to the supervisor. The supervisor blocks all of them except for
 SIGKILL and SIGSTOP, which cannot be blocked. SIGCONT resumes a stopped supervisor. The trainer
@@ -29,7 +29,7 @@ import sys
 from contextlib import suppress
 
 KEPT_OUTPUT = 2**20
-"""Bytes to keep from the end of each output. The file may contain up to twice as many."""
+"""Bytes to keep from the end of each output. The file may contain up to twice as many bytes."""
 
 CHUNK = 2**16
 PIPE_SIZE = 2**20
@@ -45,7 +45,7 @@ KEYCTL, KEYCTL_JOIN_SESSION_KEYRING = {"x86_64": 250, "aarch64": 219}, 1
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HANDLED = (signal.SIGCHLD, signal.SIGCONT, *ENDING)
 LIFELINE, REPORTS = 0, 1
-"""Descriptors of the pipe from the trainer and the pipe to it."""
+"""Descriptors of the pipe from the trainer and the pipe to the trainer."""
 
 
 class Tail:
@@ -124,7 +124,7 @@ def _on_linux(option: int, value: int) -> None:
 
 
 def _leave_keys() -> None:
-    """Join a new session keyring, because the trainer's may contain keys (such as Kerberos')."""
+    """Join a new session keyring, as the trainer's keyring may contain keys (such as Kerberos')."""
     if sys.platform == "linux" and (number := KEYCTL.get(os.uname().machine)):
         ctypes.CDLL(None).syscall(number, KEYCTL_JOIN_SESSION_KEYRING, None)
 
@@ -193,7 +193,7 @@ def _watch(pid: int, tails: list[Tail], alarm: int, trainer: int) -> None:
 
 
 def _reap(pid: int) -> int | None:
-    """Reap children that have exited. Returns the status of the command if it is one of them."""
+    """Reap children that have exited. If the command is one of them, returns its status."""
     while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
         if ended[0] == pid:
             return os.waitstatus_to_exitcode(ended[1])
@@ -209,10 +209,10 @@ def _report(line: str) -> None:
 
 
 def _end_all(pid: int) -> None:
-    """Kill and reap children until there are no children and hence no descendants left.
+    """Kill and reap children until no children, and hence no descendants, are left.
 
     A process group is killed in a single call, so that processes cannot escape by forking. A
-    descendant in a different group loses its parent and becomes our child, which is killed in the
+    descendant in a different group loses its parent and becomes our child, so it is killed in the
     next iteration.
     """
     with suppress(OSError):  # get ahead of processes that fork endlessly; needs root
@@ -257,7 +257,7 @@ def _parent(process: str) -> int:
 
 
 def remove(folder: str) -> str:
-    """Remove a folder, whatever its depth and permissions. Returns why this failed, or ""."""
+    """Remove a folder, whatever its depth and permissions. Returns "", or why this failed."""
     import subprocess
 
     parent, name = os.path.split(folder)

@@ -1,6 +1,6 @@
 """The environment variables passed to commands: evert's, and a few of the trainer's.
 
-``harmless`` selects variables that specify where programs are, how text is encoded and which
+``harmless`` selects the variables that specify where programs are, how text is encoded and which
 certificates to trust. No other variables are passed on, because any of them might contain a key.
 Use ``env=`` to add what a command needs.
 """
@@ -32,8 +32,8 @@ PROGRAMS = {
     "MISE_DATA_DIR": "~/.local/share/mise",
     "VOLTA_HOME": "~/.volta",
 }
-"""Variables (with default folders) that keep programs from searching the home folder. They are set
-if the folder exists."""
+"""Variables that keep programs from searching the home folder, with their default folders. A
+variable is set only if its folder exists."""
 
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY"})
 

@@ -95,7 +95,7 @@ def test_a_code_fence_around_the_json_is_removed() -> None:
         ("``````", "``````"),
     ):
         assert fitting(SCHEMA).cleaned(reply(text)).text == cleaned
-    for filling in ("\n", " ", "\n \n", "`", "```\n"):  # must take linear time
+    for filling in ("\n", " ", "\n \n", "`", "```\n"):  # cleaning must take linear time
         assert fitting(SCHEMA).cleaned(reply("```json\n" + filling * 50_000 + "x"))
     fenced = reply("```\n1\n```")
     assert ADD.cleaned(fenced) is fenced

@@ -170,7 +170,7 @@ async def test_the_error_for_a_missing_package_has_the_install_command(
 
 
 async def test_a_router_with_the_clients_transport_needs_no_context_variables() -> None:
-    """The thread is started before the agent, as in some frameworks."""
+    """The thread that makes the calls starts before the agent, as in some frameworks."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: None).result()
 

@@ -1,4 +1,4 @@
-"""The real OpenAI, Anthropic and Google SDKs, in process: they get what the real API would send.
+"""The real OpenAI, Anthropic and Google SDKs, in this process, get what the real API would send.
 ``test_one_sdk.py`` tests features specific to one SDK."""
 
 import asyncio
@@ -55,7 +55,7 @@ FINAL = {"chat": "completion", "responses": "response", "anthropic": "message"}
 EXTRA = {
     "ChatCompletionMessage": {"reasoning_content"},
     "ChoiceDelta": {"reasoning_content"},
-    "ResponseFunctionCallArgumentsDoneEvent": {"name"},  # a declared field before openai 3
+    "ResponseFunctionCallArgumentsDoneEvent": {"name"},  # declared by the class before openai 3
 }
 """Extra fields that we add on purpose, though the SDK's class does not declare them."""
 

@@ -656,7 +656,7 @@ def test_many_threads_install_take_over_once(monkeypatch: Patch) -> None:
     lock, all_found_none, times = takeover._lock, threading.Barrier(8), []
 
     class Door:
-        """A lock that makes all threads wait until each has seen that nothing is installed."""
+        """A lock that is free only once all threads have seen that take-over is not installed."""
 
         def __enter__(self) -> None:
             all_found_none.wait(50)
@@ -688,7 +688,7 @@ async def test_a_blocking_call_on_the_envs_own_loop_gets_a_400() -> None:
 async def test_everts_own_calls_to_a_model_with_the_policys_name_are_not_taken_over(
     elsewhere: Elsewhere, monkeypatch: Patch
 ) -> None:
-    """Otherwise the policy would answer, and would see what only the answerer may know."""
+    """If they were, the policy would answer and would see what only the answerer may know."""
     monkeypatch.setenv("SOME_KEY", "x")
     answerer = RemoteModel(MODEL, base_url=elsewhere.url, api_key_env="SOME_KEY")
 

@@ -1,5 +1,5 @@
 """Calls and replies that an agent changes (completes, renames or edits) before sending them back.
-``clients/dialects/test_contract.py`` tests those that are sent back unchanged."""
+``clients/dialects/test_contract.py`` tests calls and replies that are sent back unchanged."""
 
 import json
 import re
@@ -23,8 +23,8 @@ TWO = f"{calling('edit', path='a')}\n{calling('edit', path='b')}\n"
 def sends_back(change: Change) -> Callable[[AgentClient], Awaitable[float]]:
     """Return an agent that runs until a reply contains no tool calls.
 
-    Before a call is sent back, ``change`` modifies it in place and returns the id to use in its
-    result. Its second argument is a number unique to each call of the episode.
+    Before a call is sent back, ``change`` modifies it in place and returns the id to use in the
+    call's result. The second argument of ``change`` is a number unique to each call of the episode.
     """
 
     async def agent(client: AgentClient) -> float:

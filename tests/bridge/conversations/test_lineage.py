@@ -108,7 +108,7 @@ class Talk:
     ) -> Conversation:
         """Make a request and append its reply to the messages, without thoughts.
 
-        Then append the results of its tool calls, or a question if it has no calls.
+        Then append the results of the reply's tool calls or, if it has none, a question.
         """
         conversation = self.ask(messages, **options)
         ids = text if isinstance(text, list) else self.renderer.encode(text)
@@ -248,7 +248,7 @@ def on(
     drift: Drift | None = None,
     is_handed: bool = False,
 ) -> Step:
-    """Build a step from alternating user and assistant texts. The last is the policy's reply."""
+    """Build a step from alternating user and assistant texts. The last text is the policy's."""
     messages: Messages = []
     for item in said[:-1]:
         last = messages[-1]["role"] if messages else "system"

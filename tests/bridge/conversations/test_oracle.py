@@ -3,9 +3,9 @@
 A random agent continues, retries and branches conversations, strips replies, sends them back in
 other formats, drops its tools, and edits messages. After each of its calls:
 
-1. Apart from the tokens kept as sampled, the text of the prompt is what the renderer produces for
-   the conversation with the policy's original replies. Only if the drift is ``history``, or if a
-   different system prompt makes it a handoff, may the prompt contain replies in the agent's words.
+1. Except where tokens are kept as sampled, the prompt has the text that the renderer produces for
+   the conversation with the policy's original replies. The prompt may contain replies in the
+   agent's words only if the drift is ``history`` or a different system prompt causes a handoff.
 2. Without drift or a handoff, the prompt starts with the exact tokens of the latest turn.
 3. An agent that changed nothing never causes ``tools`` or ``history`` drift.
 """
@@ -84,7 +84,7 @@ class Thread:
         )
 
     def forget_all_but(self, messages: list[Message]) -> None:
-        """Treat replies missing from the conversation's messages as written by the agent."""
+        """Mark the replies that are not in the conversation's messages as the agent's own."""
         for index in self.replies():
             said = self.said[index]
             if said is not None and not any(said.reply.parsed == parsed for parsed in messages):
@@ -202,7 +202,7 @@ class Episode:
         return action, False
 
     def spelled(self, message: Message) -> list[int] | None:
-        """Return the tokens the renderer gives a reply, or None if it cannot render the reply."""
+        """Return the renderer's tokens for a reply, or None if it cannot render the reply."""
         question = [Message(role="user", content="q")]
         raw = self.renderer.renderer
         try:

@@ -201,7 +201,7 @@ class ForeignTokens(Qwen3InstructRenderer):
 
 
 class Forgetful(Qwen3InstructRenderer):
-    """Claims the extension property, but renders an earlier user message differently."""
+    """Claims the extension property, but changes a user message once another message follows."""
 
     def render_message(self, message: Message, ctx: RenderContext) -> RenderedMessage:
         if message["role"] == "user" and not ctx.is_last:

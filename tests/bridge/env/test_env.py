@@ -309,7 +309,7 @@ async def test_the_tighter_of_two_tool_call_limits_cuts_a_batch_and_ends_the_epi
 
 
 async def test_a_reply_without_an_allowed_call_has_finish_reason_stop() -> None:
-    """Tool calls are not allowed beyond the limit, or if the agent sets ``tool_choice="none"``."""
+    """No tool calls are allowed after ``max_tool_calls`` calls or with ``tool_choice="none"``."""
     seen: list[Any] = []
 
     async def agent(client: AgentClient, choices: list[str]) -> float:

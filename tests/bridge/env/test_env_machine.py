@@ -2,14 +2,15 @@
 
 A model of the Env predicts its state: which call is the current observation, which calls are
 queued, whether the agent is running, has ended or was closed, and how each call ends. After every
-rule, the Env is compared with the model. The agent makes its calls from tasks and threads. They
-continue, branch or change any earlier conversation.
+rule, the Env is compared with the model. The agent makes its calls from tasks and threads. A call
+continues, branches or changes any earlier conversation.
 
 1. Calls are served once and in order, and every waiting caller gets a reply or an error.
 2. An observation extends the tokens of its lineage, including the action.
 3. Nothing hangs: whatever the model expects happens in time, or all stack traces are printed.
 4. No task or thread is left at the end.
-5. A turn is masked as given up if and only if its caller left or the agent ended before its action.
+5. A turn is masked as given up if and only if its caller left, or the agent ended, before the
+   trainer sent the action for the turn.
 
 The test plays about a thousand steps, the same in each run. ``make machine`` plays 10,000 random
 steps (``EVERT_MACHINE_STEPS``).
@@ -147,11 +148,11 @@ class EnvMachine(RuleBasedStateMachine):
 
     @property
     def may_be_odd(self) -> bool:
-        """Allow invalid actions only now and then, because adding more rarely finds more bugs."""
+        """Allow invalid actions only now and then. A larger share seldom finds more bugs."""
         return self.age % 6 == 0
 
     async def agent(self, client: AgentClient) -> float:
-        """Wait while the rules make calls, until a rule ends the agent."""
+        """Wait until a rule ends the agent. Meanwhile, other rules make the agent's calls."""
         self.client = client
         return await self.finish
 
@@ -220,7 +221,7 @@ class EnvMachine(RuleBasedStateMachine):
     # -- the model -------------------------------------------------------------------------------
 
     def arrives(self, call: Call) -> None:
-        """Model a new call. If it is not too late, it joins the queue for the waiting trainer."""
+        """Model a new call. If the episode is over, refuse the call; otherwise, queue it."""
         if self.life in ("ended", "closed"):
             self.late += 1
             self.ends(call)
@@ -238,7 +239,7 @@ class EnvMachine(RuleBasedStateMachine):
             self.advances()
 
     def advances(self) -> None:
-        """Give the waiting trainer the next call that can be served, or the end of the episode."""
+        """Give the waiting trainer the next servable call or, if the agent ended, the last step."""
         while self.queue:
             call = self.queue.pop(0)
             if call.given_up:

@@ -1,4 +1,4 @@
-"""Seats: an agent with several trained roles gets an Env for each. Opponents are frozen models."""
+"""Seats: an agent with several trained roles has an Env per role. Opponents are frozen models."""
 
 import asyncio
 import itertools

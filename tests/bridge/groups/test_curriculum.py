@@ -208,13 +208,13 @@ def test_the_order_in_which_groups_finish_does_not_matter(seed: int, data: st.Da
 
 
 async def flips(client: Any, task: float) -> float:
-    """Give random rewards on half of the tasks, so that rewards vary only on those."""
+    """Give random rewards on half of the tasks and constant rewards on the other half."""
     await ask(client)
     return task if task % 2 else client.rng.random()
 
 
 async def deals(steps: range, path: Path | None, sampler: Sampler | None = None) -> list[list[Any]]:
-    """Play these batches as a single process would, and return their tasks."""
+    """Play these batches with a new dataset, as a new process would, and return their tasks."""
     batches = dataset(sampler or Curriculum(4, 2), flips, sampler_log=path)
     dealt = []
     for step in steps:

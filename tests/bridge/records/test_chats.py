@@ -39,7 +39,7 @@ def template_renderer() -> TemplateRenderer:
 
 
 class AsTheRenderer(TokenCompleter):
-    """A policy whose replies are tokenised by the renderer: a call to ``look``, or text."""
+    """A policy that replies with a call to ``look`` or with text, tokenised by the renderer."""
 
     def __init__(self, renderer: Renderer, *replies: str) -> None:
         self.renderer, self.replies = renderer, [*replies]

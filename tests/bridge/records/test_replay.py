@@ -45,7 +45,7 @@ def facts(trajectory: Trajectory) -> list[tuple[Any, ...]]:
 
 
 class Says:
-    """An agent with up to three calls, whose second question is configurable."""
+    """An agent that makes up to three calls. The question of the second call can be set."""
 
     def __init__(self, second: str = "again?", *, calls: int = 2) -> None:
         self.questions = ["first?", second, "third?"][:calls]
@@ -119,7 +119,7 @@ async def test_parallel_calls_are_matched_in_any_order(tmp_path: Path) -> None:
 
 
 class LaterFirst(ScriptedPolicy):
-    """A policy that repeats the caller's name, and answers the alphabetically last call first."""
+    """A policy that repeats the caller's name. It answers callers in reverse order of names."""
 
     def __init__(self, never: str = "") -> None:
         super().__init__(lambda prompt: f"you are {self._name(prompt)}")
@@ -136,7 +136,7 @@ class LaterFirst(ScriptedPolicy):
         if name == self._never:
             await asyncio.Event().wait()
         self._asked.append(name)
-        for _ in range(20):  # let the others make their calls
+        for _ in range(20):  # let the other callers make their calls
             await asyncio.sleep(0)
         async with self._order:
             await self._order.wait_for(lambda: name == max(self._asked))

@@ -46,7 +46,7 @@ _RESULTS = """\
 
 
 def _chatml_with(call: str, before: str = "", thought: str = "") -> str:
-    """Return a ChatML template with tool calls, in which ``c`` is the function of a call."""
+    """Return a ChatML template with tool calls. In ``call``, the variable ``c`` is the function."""
     return (
         _TOOLS_FIRST
         + """{%- for m in messages %}{% if m.role == 'user' or (m.role == 'system' and not loop.first) %}<|im_start|>{{ m.role }}

@@ -1,4 +1,4 @@
-"""Tokenizers with the same token flags as published ones, and each renderer with its tokenizer.
+"""Tokenizers with the token flags of published tokenizers, and renderers that use them.
 
 Each tokenizer has the bundled vocabulary and one model family's added tokens. The ``special``
 flag in published files is not a reliable guide: Qwen's ``<tool_call>``, DeepSeek's ``<｜User｜>``
@@ -6,7 +6,7 @@ and Kimi's ``<|tool_call_begin|>`` are ``special: false``, but the models treat 
 tokens.
 
 Two families are made up: ``unicode`` normalizes text (NFKC) before it searches for added tokens,
-and the tokens of ``greedy`` swallow surrounding whitespace, as some published ones do.
+and the tokens of ``greedy`` swallow surrounding whitespace, as some published tokens do.
 """
 
 import copy

@@ -1,7 +1,7 @@
-"""Checks that a prompt has the same control tokens as if its texts were harmless letters.
+"""Checks that a prompt has the same control tokens as one whose texts are harmless letters.
 
-A *finding* is a combination of renderer, dialect, shape, field and literal for which the count of a
-control token or the text of the prompt differs.
+A *finding* is a combination of renderer, dialect, shape, field and literal whose prompt differs
+from the prompt with harmless letters, either in the count of a control token or in the text.
 """
 
 import itertools
@@ -35,7 +35,7 @@ class Matrix:
         name: Name of the renderer.
         prompt_of: Takes a renderer name, a dialect and a body, and returns the prompt.
         checked: Number of (dialect, field, literal) combinations checked so far.
-        refused: Combinations that got a 400 although harmless letters did not.
+        refused: Combinations that got a 400, although the request with harmless letters did not.
         findings: One line per finding.
     """
 
@@ -120,7 +120,7 @@ class Matrix:
         return self._expected[key]
 
     def compare(self, place: str, found: Iterable[int], expected: Counter[int]) -> None:
-        """Add a finding for each control token whose count differs from the expected one."""
+        """Add a finding for each control token whose count differs from the expected count."""
         has = self.control(found)
         if has == expected:
             return

@@ -1,7 +1,7 @@
 """Requests in every dialect with slots in place of all texts, and functions to render them.
 
 A slot is a key or value that starts with "@". A slot may occur several times, such as in a tool and
-in a call to it. ``Json`` is replaced with the JSON text of its value.
+in a call to that tool. ``Json`` is replaced with the JSON text of its value.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from evert.bridge.tokens.renderer import PromptRenderer
 
 @dataclass(frozen=True)
 class Json:
-    """Placeholder for a value's JSON text. If ``escaped``, all characters are \\u escapes."""
+    """Placeholder for a value's JSON text. If ``escaped``, every character is a \\u escape."""
 
     value: Any
     escaped: bool = False

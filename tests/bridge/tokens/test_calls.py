@@ -3,7 +3,7 @@
 
 1. Calls with all sorts of arguments are parsed back exactly, in the format of every family.
 2. The parser tolerates variants that models write, but only delivers valid calls.
-3. The frames, thought markup and stop tokens learned are those the template uses in replies.
+3. The learned frames, thought markup and stop tokens are those that the template uses in replies.
 4. A prompt that is rendered incrementally has the same tokens as one rendered from scratch.
 """
 

@@ -1,5 +1,5 @@
 """No text in a request becomes a control token in any dialect, field or renderer, not even if it is
-split or disguised. As a control, the matrix does have findings if texts are not escaped."""
+split or disguised. To show that the tests can fail, one test does not escape texts."""
 
 import base64
 import io
@@ -49,7 +49,7 @@ def together(texts: Sequence[str]) -> str:
 
 
 def stop_of(name: str) -> str:
-    """Return the literal that ends a turn, or the first literal if no control token does."""
+    """Return the literal that ends a turn. If no literal ends turns, return the first literal."""
     stops = make_renderer(name).get_stop_sequences()
     tokens = literals(name)
     return next(

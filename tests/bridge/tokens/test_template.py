@@ -30,8 +30,8 @@ DAMAGE = ("", "{", "}", "[]", '{"name": 1}', "null", '": ', "[" * 3000, '"name"'
 TOOLS: list[Any] = [ToolSpec(name="look", description="Looks.", parameters={"type": "object"})]
 
 WITHOUT_TWO_CALLS = {"bare JSON", "Gemma", "DeepSeek R1, which forgets"}
-"""Families excluded from the test with two calls. In order: one renders only one call, one has no
-system prompt for Hermes tools, and one always opens a thought."""
+"""Families excluded from the test with two calls. The first renders only one call, the second has
+no system prompt for Hermes tools, and the third always opens a thought."""
 
 
 def renderer(family: str, *, hermes: bool = False) -> TemplateRenderer:

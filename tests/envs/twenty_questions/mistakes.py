@@ -2,12 +2,12 @@
 
     python -m tests.envs.twenty_questions.mistakes
 
-Odd-numbered lines of ``blind_questions.csv`` may be looked at; the others only count for the score.
+We may look at the odd-numbered lines of ``blind_questions.csv``; the other lines are only scored.
 ``strangers_questions.csv`` has 960 questions written for evert by three people who had seen only
-the nouns: sets a and c are single questions, b is whole games. On the first try, 90.3% of a and
-80.6% of b were answered correctly; we have since looked at the mistakes. Set c was written after
-that and tried once: 96.3%. Nobody has looked at its mistakes. In these sets, a right guess is
-labelled "yes", like other answers.
+the nouns: sets a and c contain single questions, and set b contains whole games. On the first try,
+90.3% of set a and 80.6% of set b were answered correctly; we have since looked at the mistakes. Set
+c was written after that and answered once: 96.3% correctly. Nobody has looked at the mistakes in
+set c. In these three sets, the label of a right guess is "yes", as for other questions.
 """
 
 import csv
@@ -35,7 +35,7 @@ KINDS = ("not understood", "guess not seen", "taken as a guess", "makes no sense
 
 
 def mistakes(name: str) -> Iterator[tuple[str, str, str, Parsed]]:
-    """Yield the mistake's type, the noun, the question and its parse for each wrong answer."""
+    """For each wrong answer, yield the type of mistake, the noun, the question and its parse."""
     answerer = KnowledgeAnswerer()
     nouns = {noun.answer: noun for noun in shipped_nouns()}
     for row in SETS[name]:

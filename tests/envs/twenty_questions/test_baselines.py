@@ -1,4 +1,4 @@
-"""Players without a model: the oracle finds every noun, and a seed determines the random one."""
+"""Players without a model: an oracle that finds every noun, and a seeded random player."""
 
 import re
 from typing import Any

@@ -1,6 +1,6 @@
 """Players with fixed habits of asking and guessing, whose games are determined by a seed.
 
-``tests/bases/test_bases.py`` has the digest of what a base model learned from them.
+``tests/bases/test_bases.py`` has a digest of the training data made from these games.
 """
 
 import random

@@ -54,7 +54,7 @@ def test_the_information_of_a_question_is_the_entropy_of_its_answer() -> None:
     assert KNOWN.answer_entropy(everything, "What is it?") == 0.0
     assert [name for _, name in KNOWN.best(everything)] == ["can_fly", "has_wings"]
     assert KNOWN.max_bits(everything) == pytest.approx(1.5)
-    assert KNOWN.max_bits(fliers) == pytest.approx(1.0)  # by guessing one of the two
+    assert KNOWN.max_bits(fliers) == pytest.approx(1.0)  # from guessing one of the two nouns
     assert KNOWN.max_bits(KNOWN.set_of([BALL])) == KNOWN.max_bits(0) == 0.0
     assert entropy((1, 1, 1)) == pytest.approx(math.log2(3))
     assert entropy((5,)) == entropy(()) == entropy((0, 0)) == 0.0

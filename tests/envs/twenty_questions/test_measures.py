@@ -1,4 +1,4 @@
-"""A player's metrics other than whether it won."""
+"""A player's metrics, except for the one that says whether the player won."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""What the answerer knows in addition to the facts, and how it does on blindly written questions.
+"""What the answerer knows besides the facts, and how well it answers blindly written questions.
 
-900 questions were written before anybody looked at the parser (``PROVENANCE.md`` says by whom, and
-which ones were looked at), and 960 by three strangers. The tests count the mistakes by type.
+The author of 900 questions had not seen the parser; ``PROVENANCE.md`` says which of them we have
+looked at. Three strangers wrote 960 more questions. The tests count the mistakes by type.
 """
 
 from collections import Counter

@@ -1,9 +1,9 @@
 """How the parser understands questions in plain English.
 
-It must understand at least 95% of 300 held-out questions. They are worded differently from those
-that the lexicon was tuned on. Only their score was looked at, never the individual mistakes
-(`PROVENANCE.md` has the first score and the caveats). A few of the development questions are known
-to fail.
+It must understand at least 95% of 300 held-out questions, which are worded differently from the
+questions that the lexicon was tuned on. We have only looked at the score on the held-out questions,
+never at individual mistakes (`PROVENANCE.md` has the first score and the caveats). A few of the
+development questions are known to fail.
 """
 
 import csv
@@ -54,7 +54,7 @@ def fits(parsed: Parsed, expected: str) -> bool:
     """Return whether the parse matches a label.
 
     The files also label a question "none" if it combines two questions or names a noun that is not
-    in the list. The parser has learned to understand both since then.
+    in the list. Since then, the parser has learned to understand both kinds of questions.
     """
     foreign = isinstance(parsed, Guess) and parsed.answer not in ANSWERS
     is_plain = expected == "none" and (isinstance(parsed, Compound) or foreign)
@@ -72,7 +72,7 @@ KNOWN_TO_FAIL = [
     "Does it travel on rails?",
     "Do you hit it with something?",
 ]
-"""These contain one known word but not the one that matters, or name two nouns."""
+"""The parser knows a word in these, but not the word that matters, or they name two nouns."""
 
 
 RED, YELLOW, ANIMAL, FLIES = map(Attribute, ("red", "yellow", "animal", "can_fly"))
@@ -196,7 +196,7 @@ def test_guesses_of_unlisted_nouns_are_guesses_but_attributes_are_not() -> None:
     assert guesses.keys() == parsed(FOREIGN).keys()
     assert not {*guesses.values()} & {*ANSWERS}
     assert [q for q, p in parsed(NO_GUESSES).items() if isinstance(p, Guess)] == []
-    teapots = QuestionParser(load_lexicon(), [*ANSWERS, "teapot"])  # a noun list that includes it
+    teapots = QuestionParser(load_lexicon(), [*ANSWERS, "teapot"])  # the list now has "teapot"
     assert teapots.parse("Is it a tea pot?") == Guess("teapot")
 
 

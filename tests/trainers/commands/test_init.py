@@ -17,7 +17,7 @@ CHECKS = {
     **dict.fromkeys(("openai", "anthropic", "command"), RUN),
     **dict.fromkeys(("openai-agents", "langgraph"), COMPILE),
 }
-"""Agent type -> how to check a new folder. ``tests/frameworks`` runs those that we only compile."""
+"""Agent type -> how to check a new folder. ``tests/frameworks`` runs what is only compiled here."""
 
 
 @pytest.mark.parametrize("kind", each([*CHECKS], by_day=("openai", "openai-agents", "langgraph")))

@@ -25,7 +25,7 @@ TASKS = [1, 2, 3]
 
 
 async def agent(client: Any, task: int) -> float:
-    """Make two calls, the first one with a tool, and return the task as the reward."""
+    """Make two calls that offer a tool, and return the task as the reward."""
     messages: list[Any] = [system("Add."), user(f"{task} + 1?")]
     for _ in range(2):
         completion = await call(client, *messages, tools=[tool("add")])
@@ -122,7 +122,7 @@ async def test_conversations_that_are_not_only_text_are_left_out(tmp_path: Path,
 
 
 async def record_groups(path: Path) -> Path:
-    """Record two groups of three: one with different second replies, one with identical ones."""
+    """Record two groups of three. The second replies differ in one group and agree in the other."""
     recorder = Recorder(path / "rollouts.jsonl")
     for task, says in ((2, ["No.", "Two.", "Perhaps."]), (3, ["Yes."] * 3)):
         replies = iter(says)

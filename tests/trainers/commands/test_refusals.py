@@ -199,7 +199,7 @@ OTHERS = {
     "sweep out=mine.py/s env=identity seed=0,1": "cannot be written to",
     "serve model=evert-tiny host=203.0.113.1 port=80": "Cannot listen on 203.0.113.1, port",
 }
-"""More command lines with part of their errors, which may take longer."""
+"""More command lines -> part of the error. These commands may take longer to fail."""
 
 MINE = """
 TASKS = ["a", "b"]

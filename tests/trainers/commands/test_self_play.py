@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
 
 
 def play(folder: Path, **settings: Any) -> RunFolder:
-    """Train tic-tac-toe; every group plays against the league as soon as it has a checkpoint."""
+    """Train tic-tac-toe. As soon as the league has a checkpoint, every group plays against it."""
     tasks = ["." * 9, "x........"]
     return evert.train(env="tic_tac_toe", test_tasks=tasks, log_path=folder, **SMALL, **settings)
 

@@ -45,7 +45,7 @@ SMALL = [
     "samples=0",
 ]  # fmt: skip
 KILLED = (1, 3)
-"""The first is killed before it starts, the second after its first step."""
+"""The first of these runs is killed before it starts, the second after its first step."""
 RUNS = 4
 
 

@@ -42,7 +42,7 @@ def train(run: Path, *more: str) -> None:
 
 
 def endings(folder: Path) -> set[str]:
-    """Return what follows the last reply opening in each recorded prompt of a folder."""
+    """Return the text after the last assistant header of each recorded prompt in a folder."""
     paths = [*folder.glob("rollouts.jsonl"), *folder.glob("rollouts/*.jsonl")]
     rows = [row for path in paths for row in read_jsonl(path)]
     prompts = [step["prompt"]["tokens"] for row in rows for step in row["steps"]]

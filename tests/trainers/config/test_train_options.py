@@ -17,7 +17,7 @@ WIDER = {
     "limits": "Any", "parse_error_policy": "Any",  # these also accept the Cookbook's objects
     "loss_fn": "LossFn",
 }  # fmt: skip
-"""Setting, or type of a setting -> the wider type that is accepted from Python."""
+"""Maps a setting, or a type of setting, to the wider type that is accepted from Python."""
 
 
 def type_of(name: str, kind: Any) -> str:

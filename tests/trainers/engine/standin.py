@@ -9,9 +9,9 @@ refuses on CUDA is refused here: mixing tensors of two devices in one operation,
 on the device to a NumPy array, ``mm(out_dtype=)`` with types that CUDA does not support. The
 kernels are the CPU's, so this does not test a GPU's kernels, speed or memory.
 
-MPS also refuses float64, and it has no graphs, streams or events: a ``non_blocking`` copy to the
-host never arrives. Operations that give wrong results on some of Apple's machines, without an
-error, raise one here: PyTorch's attention, and sums of many products.
+MPS also refuses float64. It has no graphs, streams or events, so a ``non_blocking`` copy to the
+host never arrives. Two operations that silently give wrong results on some of Apple's machines
+raise an error here: PyTorch's attention, and sums of many products.
 
 A graph replays the captured operations on the same memory, without running Python.
 As on CUDA, a capture refuses waits and copies between host and device.
@@ -41,8 +41,8 @@ from transformers import modeling_utils
 CUDA, MPS = torch.device("cuda", 0), torch.device("mps", 0)
 HOST = torch.device("cpu")
 BELOW = torch.device("lazy", 0)
-"""The device that PyTorch itself sees. Nothing else uses it, and autograd runs its operations in
-the calling thread, which it does not do for CUDA without a GPU."""
+"""The device that PyTorch itself sees. It has no other use. Autograd runs the operations of this
+device in the calling thread. On a machine without a GPU, autograd would not do so for CUDA."""
 
 MEMORY = 64 * 2**30
 """The free memory that the device reports, in bytes."""
@@ -74,7 +74,7 @@ class Wait:
     why: str
     """The operation."""
     place: str
-    """The line of evert that caused it, for example ``models/logits.py:42``."""
+    """The line of evert that caused the wait, for example ``models/logits.py:42``."""
 
 
 @dataclass
@@ -88,9 +88,9 @@ class StandIn:
     replays: int = 0
     """How often a graph was launched."""
     pending: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
-    """By thread, copies to the host that nobody has waited for yet: (target, numbers to copy)."""
+    """For each thread, the copies to the host that are still pending: (target, numbers to copy)."""
     captures: dict[int, list[Any]] = field(default_factory=dict)
-    """By thread, the operations of the graph being captured."""
+    """For each thread, the operations of the graph being captured."""
 
     def waited(self, call: Callable[[], Any]) -> Counter[Wait]:
         before = len(self.waits)
@@ -362,12 +362,12 @@ def _in_place_of_mps() -> Iterator[None]:
 
 
 def _open_on_the_host(file: Any, **options: Any) -> Any:
-    """Open weights on the CPU, because safetensors writes to MPS from Rust, where we miss it."""
+    """Open weights on the CPU, because safetensors writes to MPS from Rust, which we cannot see."""
     return safe_open(file, **{**options, "device": "cpu"})
 
 
 def _check_devices(name: str, operation: Any, args: Any, kwargs: Any) -> None:
-    """Raise an error for tensors on two devices where CUDA would."""
+    """Raise an error for tensors on different devices if CUDA would raise one."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     if name in INDEXING and isinstance(args[0], NumbersOnDevice):
         tensors = [args[0], *args[2:3]]  # indices may be on any device

@@ -1,4 +1,4 @@
-"""The engine's clients, used in place of the SDK's the way the Cookbook uses them."""
+"""The engine's clients in place of the SDK's clients, used in the way the Cookbook uses them."""
 
 import asyncio
 import gc
@@ -69,7 +69,7 @@ def test_the_block_replaces_the_sdks_classes_with_the_engines(tmp_path: Path) ->
             assert issubclass(tinker.RestClient, rest_client.RestClient)
             assert sdk_module.ServiceClient is tinker.ServiceClient
             assert mine.ServiceClient is tinker.ServiceClient
-            # Code loaded inside the block may use the name in an annotation.
+            # Code loaded inside the block may use ``ServiceClient`` in an annotation.
             assert tinker.ServiceClient | None
             with pytest.raises(KeyError), embedded_engine(tmp_path / "inner"):
                 raise KeyError

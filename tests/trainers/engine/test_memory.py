@@ -44,13 +44,14 @@ DATA = [datum(n, n) for n in (60, 40, 3, 17, 17, 1)]
 
 
 class Device(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mock device that records its largest logits, refuses larger ones, and counts layers.
+    """A mock device that records its largest logits, limits their size, and counts layers.
 
     Layers are recognised by their activation function: SiLU here, tanh in GPT-2.
     """
 
     def __init__(self, most_elements: float = float("inf"), refuse_at: int = 0) -> None:
-        """``refuse_at`` is the layer, counted from 1, whose backward pass runs out of memory."""
+        """``most_elements`` limits the size of the logits. ``refuse_at`` is the layer, counted from
+        1, whose backward pass runs out of memory."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.most_elements, self.refuse_at = most_elements, refuse_at
         self.largest_logits = self.refused = self.computed = self.differentiated = 0

@@ -1,4 +1,4 @@
-"""Stand-ins: a script that uses a Hub model runs with a local model instead, which is logged."""
+"""Stand-ins: a script that names a Hub model runs with a local model, and a log message says so."""
 
 import logging
 from pathlib import Path

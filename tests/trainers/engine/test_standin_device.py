@@ -1,7 +1,7 @@
 """The engine on a GPU, mostly tested without one (see ``standin.py``).
 
-It runs under the rules of CUDA or MPS with the engine's settings for that device, and its results
-must match a CPU's. On a machine with a GPU, the real GPU is compared with the CPU.
+The engine runs under the rules of CUDA or MPS with its settings for that device, and its results
+must match those of a CPU. On a machine with a GPU, the real GPU is compared with the CPU.
 """
 
 import json
@@ -232,8 +232,9 @@ class Scene:
         """Sample replies to the prompts of several clients concurrently.
 
         Returns:
-            The differences between their log-probabilities and those from scoring. If the other
-            device must draw the same tokens, also the tokens and log-probabilities.
+            The differences between the sampled log-probabilities and the log-probabilities from
+            scoring. If the other device must draw the same tokens, also the sampled tokens and
+            log-probabilities.
         """
         futures = [client.sample(given(prompt), 2, params) for client, prompt, params in requests]
         scored = [

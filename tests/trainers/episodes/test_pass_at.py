@@ -1,4 +1,4 @@
-"""pass@k checked against brute force, its interval, and where evaluations show it."""
+"""pass@k (checked against brute force), its interval, and where evaluations show pass@k."""
 
 import csv
 import random

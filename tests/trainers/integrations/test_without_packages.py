@@ -1,4 +1,5 @@
-"""Integrations whose packages are missing. ``tests/harbor`` and others test them with packages."""
+"""Integrations whose packages are missing. Other folders, such as ``tests/harbor``, test the
+integrations with their packages."""
 
 import importlib
 

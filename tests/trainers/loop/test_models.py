@@ -174,7 +174,7 @@ async def test_steps_on_rollouts_raise_the_reward() -> None:
 
 
 class Watched:
-    """A training client that records requests, and when their results are awaited."""
+    """A training client that records each request, and the moment when its result is awaited."""
 
     def __init__(self, client: Any) -> None:
         self._client, self.seen = client, list[str]()

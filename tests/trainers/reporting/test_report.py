@@ -69,7 +69,7 @@ def episode(*turns: dict[str, Any], group: int = 0, reward: float = 1.0) -> dict
 
 
 def scores(mean: float) -> dict[str, Any]:
-    """Return held-out scores in which the greedy one is 0.1 higher."""
+    """Return held-out scores: ``mean`` at temperature 1, and 0.1 more with greedy sampling."""
     return {
         name: asdict(Score("game", "test", "", 4, 0.5, 0.25, 0.75, value, None, 0.0, 0))
         for name, value in (("greedy", mean + 0.1), ("temperature_1", mean))
@@ -197,7 +197,7 @@ def test_an_evaluation_is_reported_with_its_scores(tmp_path: Path) -> None:
 
 
 def test_a_cookbook_run_is_read_with_its_held_out_scores(tmp_path: Path) -> None:
-    """Its async loop writes held-out scores between steps and after the last one."""
+    """The Cookbook's async loop writes held-out scores between steps and after the last step."""
     (tmp_path / "config.json").write_text('{"learning_rate": 0.1, "max_steps": 5}')
     scored = {"time/total": 9.0, "test/time/evaluation": 1.0}
     held = [{"step": step, HELD_OUT_REWARD: 0.25 + step / 4, **scored} for step in range(3)]
@@ -478,7 +478,7 @@ def test_hostile_text_is_escaped_and_the_page_links_to_nothing_outside(made: Mad
     names = [tag for tag, _ in tags.tags]
     assert not {*names} & {"img", "iframe", "object", "embed", "base"}
     assert (names.count("script"), names.count("style"), names.count("form")) == (3, 2, 1)
-    assert tags.text.count(HOSTILE) == 1  # in the title; all others are in the data
+    assert tags.text.count(HOSTILE) == 1  # once in the title; otherwise only in the data
     assert json.dumps(answers_of(page)).count(json.dumps(HOSTILE)[1:-1]) >= 5
     assert not {"\x00", "\x1b", "\x9b"} & set(page)  # no terminal escape sequences
     for name, value in tags.attributes():

@@ -439,7 +439,7 @@ def test_a_mistyped_path_or_setting_is_refused_immediately(tmp_path: Path, capsy
     (tmp_path / "README.md").write_text("# Runs\n\nThese are they.")
     for words, said in (
         ([str(tmp_path / "README.md")], "README.md contains no rollouts: none of its first"),
-        ([str(tmp_path / "README.md")], "Pass a run or an evaluation, a folder that contains"),
+        ([str(tmp_path / "README.md")], "Pass a run, an evaluation, a folder of either"),
         ([str(tmp_path / "run")], f"Did you mean {tmp_path / 'runs'}?"),
         ([str(tmp_path / "runs"), "prot=1"], "There is no setting 'prot'"),
         ([str(tmp_path / "runs"), "port=70000"], "port must be from 0 to 65535"),

@@ -59,7 +59,7 @@ def folder(real_runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def link(browser: Browser, folder: Path, tmp_path: Path) -> Iterator[str]:
-    """Open the page of the two runs; yield its URL, whose token the browser keeps."""
+    """Open the page of the two runs; yield its URL without the token, which the browser keeps."""
     with served(folder, tmp_path / "index") as link:
         browser.open(link)
         until(lambda: browser.ask("document.querySelectorAll('.wide tbody tr').length") == 2)

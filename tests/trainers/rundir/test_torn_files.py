@@ -59,7 +59,7 @@ DAMAGES: dict[str, Callable[[str], bytes]] = {
 @contextmanager
 def damaged(run: RunFolder, name: str, how: str) -> Iterator[Path]:
     """Yield a copy of the run in which one file is damaged."""
-    place, user = Path(tempfile.mkdtemp()), os.geteuid()  # others can't read pytest's folders
+    place, user = Path(tempfile.mkdtemp()), os.geteuid()  # other users can't read pytest's folders
     try:
         path = copy_of(run, place / "run").path
         (path / "wandb.json").write_text('{"project": "p", "id": "i", "url": null}')

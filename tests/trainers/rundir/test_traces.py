@@ -70,7 +70,7 @@ async def two_conversations(client: Any, task: str) -> float:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Record two groups of two rollouts. Shared, so tests must not change the folder."""
+    """Record two groups of two rollouts. Tests share the folder, so they must not change it."""
     recorder = Recorder(tmp_path_factory.mktemp("run") / "rollouts.jsonl")
     policy = policy_of(lambda prompt: CALL if prompt.count("add") < 5 and "?" in prompt else "Two.")
     for task in ("1 + 1?", "2 + 2?"):

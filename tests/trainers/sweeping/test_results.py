@@ -21,7 +21,7 @@ from evert.trainers.system.machine import free_memory
 
 
 def of_mine(runs: float) -> int:
-    """Return the memory in bytes of this many runs, each like this process and its children."""
+    """Return the bytes that this many runs need if each is like this process and its children."""
     mine = psutil.Process()
     family = (mine, *mine.children(recursive=True))
     return int(runs * SPARE * sum(process.memory_of(each) for each in family))

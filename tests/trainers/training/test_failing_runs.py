@@ -258,8 +258,8 @@ def test_failures_are_left_out_and_counted_in_every_mode(mode: list[str], run: R
 
 
 def test_overlapping_batches_without_a_call_are_skipped_and_counted(run: Run) -> None:
-    # parallel=1, because on a busy machine, groups of two batches could arrive together. Too few
-    # would then be left for a third step, and no batch would be skipped.
+    # parallel=1, because otherwise, on a busy machine, the groups of two batches could arrive
+    # together. Too few groups would then be left for a third step, and no batch would be skipped.
     shown = run("calls_from_the_second_batch_on", "steps=3", "parallel=1", *ASYNC)
     assert sum(result()["failures"]["kinds"].values()) == 4
     assert len(folder().steps()) == 2

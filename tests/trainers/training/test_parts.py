@@ -324,7 +324,7 @@ def test_changes_that_are_not_utf_8_are_left_out_of_code_diff(
 
 
 def test_a_run_has_one_score_of_its_untrained_weights(tmp_path: Path) -> None:
-    """The Cookbook scores step 0 on different episodes than the table, whose score replaces it."""
+    """The table's score replaces the Cookbook's score of step 0, which is from other episodes."""
     rows = [step_row(0, -0.27), step_row(1, 0.1)]
     assert steps_of(tmp_path, rows) == rows
     scores = {"greedy": {"reward": -1.0}, "temperature_1": {"reward": -0.17}}

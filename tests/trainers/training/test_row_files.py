@@ -93,7 +93,7 @@ async def records(folder: Path, *tasks: float) -> str:
 
 
 def learned(shown: Any, renderer_name: str = "qwen3_instruct") -> list[tuple[list[int], str]]:
-    """Return all tokens and the trained text of each datum in a conversation."""
+    """For each datum of a conversation, return all of its tokens and the text it trains on."""
     renderer = get_renderer(renderer_name, base_tokenizer())
     data = []
     for datum in data_of(shown, prompt_renderer(renderer)):

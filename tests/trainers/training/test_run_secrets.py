@@ -1,8 +1,8 @@
 """No secret of the trainer ends up in a run's folder, samples, report or logs.
 
 One run's command prints everything that it can see, including a key that was passed to it. The
-other run's agent, inside the trainer's process, logs its whole environment, sends it to the model
-and raises it as an error. The test searches all files in their folders.
+other run's agent, inside the trainer's process, logs its whole environment, sends the environment
+to the model and raises an error that contains it. The test searches all files of both runs.
 
 A secret passed from Python (a password in a model's URL) must not be in the run's folder, output or
 errors.
@@ -152,7 +152,7 @@ def test_a_secret_passed_from_python_is_in_no_output(tmp_path: Path) -> None:
     env = {**os.environ, **SECRETS}
     shown = run_python("given.py", *LATER, cwd=tmp_path, env=env, errors=STDOUT)
     written = read(tmp_path)
-    trained, later = shown.split("report ended with 0")  # the report is the first of LATER
+    trained, later = shown.split("report ended with 0")  # the first command in LATER is report
     assert "[PASSWORD]" in trained
     assert "is an address without a model" in later
     assert len(written) > 10

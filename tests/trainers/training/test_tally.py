@@ -153,7 +153,7 @@ async def trajectory_of(agent: Callable[..., Any], **options: Any) -> Trajectory
 
 
 async def failures_of(agent: Any, **options: Any) -> list[Failure]:
-    """Return an agent's failure when it is scored and, if the agent raises, when it is left out."""
+    """Return the failure of a scored episode and, if the agent raises, of an unscored episode."""
     failures = [failure_in(await trajectory_of(agent, on_agent_error=-1.0, **options))]
     try:
         await trajectory_of(agent, **options)
@@ -338,7 +338,7 @@ async def test_a_run_samples_concurrent_calls_of_an_agent_together(strategy: Any
 async def test_only_groups_of_held_out_tasks_are_limited_in_number(
     batch: BatchPosition | None, most: int, tmp_path: Path
 ) -> None:
-    """All groups of a training batch are played together, because the Cookbook waits for all."""
+    """All groups of a training batch are played together, because the Cookbook needs them all."""
     groups, policy = [builder(kit.asks, 1) for _ in range(5)], Counting(lambda prompt: "Yes.")
     for group in groups:
         group.batch = batch

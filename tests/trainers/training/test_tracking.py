@@ -167,7 +167,7 @@ def test_only_online_wandb_may_access_its_host(monkeypatch: Patch) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example:8080/x")
     for mode, hosts in (("online", ("wandb.example",)), ("offline", ()), ("disabled", ())):
         monkeypatch.setenv("WANDB_MODE", mode)
-        wandb.teardown()  # it reads its environment only once
+        wandb.teardown()  # W&B reads its environment only once
         assert wandb_hosts(settings(wandb_project="p")) == hosts
         assert wandb_hosts(settings()) == ()
     wandb.teardown()

@@ -106,7 +106,7 @@ async def test_a_warm_up_runs_once_and_learns_its_demonstrations(tmp_path: Path)
 async def test_a_resumed_warm_up_gives_the_same_weights_as_an_uninterrupted_one(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """The Cookbook submits a batch ahead, so a checkpoint has seen more than its record says."""
+    """The Cookbook submits a batch ahead, so a checkpoint has seen more data than it records."""
     done, stopped = tmp_path / "done", tmp_path / "stopped"
     console, batches = Console(quiet=True), list[int]()
 

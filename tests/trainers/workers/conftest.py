@@ -68,7 +68,8 @@ def says_task() -> Callable[..., Any]:
 
 
 def lengths(dying: Path | None = None) -> Callable[..., Any]:
-    """Return an agent that earns the length of its reply. Its worker is killed once per step."""
+    """Return an agent that earns the length of its reply, modulo 7. For each task with a file in
+    ``dying``, the agent kills its worker once."""
 
     def die_once(task: float) -> None:
         import os

@@ -124,8 +124,8 @@ class Engine:
     ) -> TrainingRun:
         """Start a new run from a checkpoint.
 
-        If ``user_metadata`` is None, it is copied from the run that saved the checkpoint. If
-        ``path`` is a plain folder, which belongs to no run, the metadata is empty.
+        If ``user_metadata`` is None, the new run gets the metadata of the run that saved the
+        checkpoint, or no metadata if ``path`` is a plain folder, which belongs to no run.
         """
         self.check_open()
         info = self.store.read(path)
@@ -176,7 +176,7 @@ class Engine:
         return sampler
 
     def saved_sampler(self, path: str, *number: int) -> ModelSampler:
-        """Return a sampler for a checkpoint, seeded with its step count and ``number``."""
+        """Return a sampler for a checkpoint. The checkpoint's step count and ``number`` seed it."""
         self.check_open()
         info = self.store.read(path)
         tokenizer = load_tokenizer(info.base_model)

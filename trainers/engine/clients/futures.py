@@ -1,6 +1,6 @@
-"""Futures that can be used in all the ways that the SDK's futures are.
+"""Futures that callers can use in the same ways as the SDK's futures.
 
-Callers await them, call ``.result()``, or use them as if they were the result.
+Callers await a future, call its ``.result()``, or use the future as if it were the result.
 
 ``settled_future`` runs a call immediately and returns the SDK's ``AwaitableConcurrentFuture``.
 ``AcceptedCall`` is the future of a call that always runs to completion, even if nobody waits for
@@ -28,7 +28,7 @@ S = TypeVar("S")
 class AcceptedCall(Future[T]):
     """The future of a call that always runs to completion: cancelling the future has no effect.
 
-    This way, cancelling a task that awaits a call doesn't change the order of a client's calls.
+    This way, a client makes the same calls even if a task that awaits one of them is cancelled.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class AcceptedCall(Future[T]):
 
     @property
     def unread_error(self) -> BaseException | None:
-        """The error if the call failed and nobody has read the outcome yet, otherwise None."""
+        """The call's error, if it failed and nobody has read the outcome yet; otherwise, None."""
         return super().exception() if self.done() and not self._is_read else None
 
 
@@ -80,7 +80,10 @@ def finished_future(value: T) -> AwaitableConcurrentFuture[T]:
 
 
 def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
-    """Return a future for ``then(first.result())``. Cancelling it cancels ``then``'s future."""
+    """Return a future for the result of the future that ``then(first.result())`` returns.
+
+    Cancelling the returned future also cancels the future that ``then`` returned.
+    """
     outer: Future[T] = Future()
 
     def start(future: "Future[S]") -> None:
@@ -98,7 +101,7 @@ def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
 
 
 def gather_futures(futures: "Sequence[Future[T]]") -> "Future[list[T]]":
-    """Return a future of all results in order. It raises the first error in that order, if any."""
+    """Return a future of all results, in order. If calls fail, it raises the first one's error."""
     outer: Future[list[T]] = Future()
     remaining, lock = len(futures), threading.Lock()
 
@@ -127,7 +130,7 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
 
 
 class AnyFuture(Future[T], APIFuture[T]):
-    """Both an SDK future and a standard library one (as older SDKs' ``sample`` returned)."""
+    """An SDK future that is also a standard library future, like those that older SDKs return."""
 
     def __init__(self, future: "Future[T]") -> None:
         super().__init__()
@@ -160,10 +163,10 @@ class AnyFuture(Future[T], APIFuture[T]):
 
 
 def client_future(kind: str, client: APIFuture[Any]) -> Any:
-    """Wrap a "Training" or "Sampling" client in the SDK's future class for that client.
+    """Wrap the future of a "Training" or "Sampling" client in the SDK's class for such futures.
 
-    If the SDK has no such class, return the client itself. Callers may then expect a client or a
-    future, and a ``ReadyClient`` works as both.
+    If the SDK has no such class, return the client itself. The client is a ``ReadyClient``, which
+    works whether callers expect a client or a future.
     """
     wrapper = getattr(tinker, f"Backcompat{kind}ClientFuture", None)
     return client.result() if wrapper is None else wrapper(client)

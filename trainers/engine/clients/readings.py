@@ -30,8 +30,8 @@ from evert.trainers.engine.sampling.scoring import Reader, log_probabilities
 Score = Callable[[Sequence[tuple[int | None, Reader]]], "Future[list[list[Any]]]"]
 """Takes (last_n, reader) pairs and returns, for each pair, one value per prompt token.
 
-``last_n`` is how many of the last tokens to read (None for all). The value is None for tokens that
-are not read.
+``last_n`` is how many of the prompt's last tokens to read (None for all). If a token is not read,
+its value is None.
 """
 
 
@@ -154,7 +154,7 @@ class _Targets:
         self._ids = targets.to_torch(pad_value=-1)
         positions = (self._ids >= 0).any(dim=1).nonzero()[:, 0].tolist()
         self.last_n = len(self._ids) - positions[0] if positions else 1
-        """How many of the last tokens to read: those from the first target onwards."""
+        """How many of the last tokens to read: all from the first position that has targets."""
         self._vocabulary = 0
         """The model's vocabulary size (0 until the first read)."""
 
@@ -183,7 +183,7 @@ class _Targets:
 
 
 def _in_layout_of(dense: Tensor, like: types.TensorData) -> types.TensorData:
-    """Return ``dense`` in the layout of ``like``: if that is sparse, only the cells it stores."""
+    """Convert ``dense`` to the layout of ``like``. If ``like`` is sparse, keep only its cells."""
     if like.sparse_crow_indices is None or like.sparse_col_indices is None:
         return types.TensorData.from_torch(dense)
     counts = np.diff(like.sparse_crow_indices)

@@ -128,7 +128,7 @@ class RestClient:
     def set_checkpoint_ttl_from_tinker_path(
         self, tinker_path: str, ttl_seconds: int | None
     ) -> AwaitableConcurrentFuture[None]:
-        """Set when a checkpoint expires (None: never). Nothing is deleted automatically."""
+        """Record when a checkpoint expires (None: never). It is not deleted automatically."""
         return settled_future(self._keep, tinker_path, ttl_seconds)
 
     def delete_checkpoint(

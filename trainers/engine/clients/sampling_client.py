@@ -1,9 +1,9 @@
 """The sampling client: samples from frozen weights, in this process or in others.
 
 A client holds a future for its sampler, so you can use it while the weights are still loading.
-Pickling a client produces a reference. Unpickling it in the same process returns the original
-client; in another process it loads the weights from disk. If the weights are not on disk yet,
-pickling saves them first.
+Pickling a client produces a reference to it. In the same process, unpickling the reference returns
+the original client; in another process, unpickling loads the weights from disk. If the weights are
+not on disk yet, pickling saves them first.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Source:
         self._lock = threading.Lock()
 
     def path(self) -> str | None:
-        """Return the checkpoint's path, saving the weights if needed. None means the base model."""
+        """Return the checkpoint's path (None: the base model). Save the weights first if needed."""
         with self._lock:
             if callable(self._path):
                 self._path = self._path()
@@ -85,7 +85,7 @@ class _Pickled:
     key: int
     """The client's number in the process that created it."""
     copy: int = field(compare=False)
-    """The copy's number, starting at 1, which seeds its random streams."""
+    """The copy's number, which starts at 1 and seeds the copy's random streams."""
     base_model: str
     path: str | None
     settings: EngineSettings
@@ -174,7 +174,7 @@ class SamplingClient(ReadyClient):
 
     @property
     def sampler(self) -> ModelSampler:
-        """The client's sampler; waits until it is loaded. Its counters are in ``stats``."""
+        """The client's sampler (waits until it is loaded). See its ``stats`` for its counters."""
         self._engine.check_process()
         return self._sampler.result()
 
@@ -202,7 +202,7 @@ class SamplingClient(ReadyClient):
     def _read(
         self, prompt: types.ModelInput, ask: "Callable[[PictureRow], Future[T]]"
     ) -> "AnyFuture[T]":
-        """Call ``ask`` with the parsed prompt, decoding any images in another thread."""
+        """Parse the prompt and call ``ask`` with it. Images are decoded in another thread."""
         self._engine.check_open()
         reader = self._engine.reader(self._source.base_model)
         if is_text(prompt):
@@ -259,7 +259,7 @@ class SamplingClient(ReadyClient):
 
 _client_numbers = itertools.count()
 _clients: "weakref.WeakValueDictionary[int, SamplingClient]" = weakref.WeakValueDictionary()
-"""This process's own clients, by key, so that unpickling one returns the original client."""
+"""The clients created in this process, by key. Unpickling one here returns the original."""
 
 
 def _unpickle(state: _Pickled) -> SamplingClient:
@@ -300,7 +300,7 @@ def model_client(
 ) -> SamplingClient:
     """Return a client that samples from the current weights of another trainer's model.
 
-    It can be used until ``client.sampler.scheduler`` is closed.
+    The client can be used until its ``sampler.scheduler`` is closed.
     """
 
     def refuse_to_save() -> str:

@@ -64,7 +64,7 @@ class ServiceClient:
         user_metadata: dict[str, str] | None = None,
         optimizer: types.OptimizerConfig | None = None,
     ) -> "tinker.BackcompatTrainingClientFuture":
-        """Start training a base model: an adapter or all weights, depending on the settings."""
+        """Start training an adapter or all weights of a base model, depending on the settings."""
         _check_optimizer(optimizer)
         _check_rank(rank)
         base_model = self.engine.stand_ins.of(base_model)
@@ -126,7 +126,7 @@ class ServiceClient:
         return type("RestClient", (RestClient,), {"engine": self.engine})()  # type: ignore[no-any-return]
 
     def get_server_capabilities(self) -> types.GetServerCapabilitiesResponse:
-        """List the bundled base models and those in use. Any model folder works as well."""
+        """List the bundled base models and the models in use. Model folders work as well."""
         return capabilities(self.engine)
 
     def get_console_url(self) -> str:

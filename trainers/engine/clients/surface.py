@@ -1,8 +1,8 @@
 """Gives the engine's clients the same methods as the installed SDK's clients.
 
-``async_forms`` adds the ``_async`` variants of a client's methods. ``refuse_hosted`` also adds
-methods that raise ``UnsupportedError``: those that need the hosted service, and those that only
-exist in newer SDKs. Options that only exist in a newer SDK may be passed with their default value,
+``async_forms`` adds the ``_async`` variants of a client's methods. If an SDK method needs the
+hosted service or exists only in a newer SDK, ``refuse_hosted`` adds a method that raises
+``UnsupportedError``. If an option exists only in a newer SDK, callers may pass its default value,
 but any other value raises an error.
 """
 
@@ -21,7 +21,7 @@ TESTED = "0.38"
 """The newest SDK version that evert has been tested with."""
 
 UNKNOWN: list[str] = []
-"""Differences from the installed SDK: what only the SDK has, and what only evert has."""
+"""Differences: methods and options that only the installed SDK has, or that only evert knows."""
 
 _NEW = "this version of evert doesn't support it. Leave it out, or update evert."
 
@@ -29,7 +29,7 @@ _NEW = "this version of evert doesn't support it. Leave it out, or update evert.
 def async_forms(sdk: type, keep: type | tuple[()] = ()) -> Callable[[C], C]:
     """Add an ``_async`` variant of each method that has one in the SDK's class.
 
-    Futures of type ``keep`` are returned as they are, and other futures are awaited.
+    If a method returns a future of type ``keep``, so does its variant. Other futures are awaited.
     """
 
     def add(client: C) -> C:

@@ -12,9 +12,9 @@
     ├── EngineClosedError      (TinkerError)         a call to a closed or forked engine
     └── NetworkRefusedError    (TinkerError)         a blocked connection to another machine
 
-Each exception subclasses the SDK exception in brackets, so that scripts written for the hosted
-service catch it, and also a built-in exception. Messages state what we got, what was expected, and
-what to do next.
+Each exception is a subclass of the SDK exception in brackets, so that scripts written for the
+hosted service catch it. It is also a subclass of a built-in exception. Messages state what we got,
+what was expected, and what to do next.
 """
 
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ import tinker
 
 from evert.bridge.errors import EvertError
 
-_REQUEST = httpx.Request("POST", "http://embedded-engine")  # the SDK's errors require one
+_REQUEST = httpx.Request("POST", "http://embedded-engine")  # the SDK's errors require a request
 
 
 class _Status(Exception):

@@ -31,14 +31,14 @@ _NO_ADDRESS = (
     "pickled), let evert's workers play the episodes (PoolRollouts, rollouts=pool), or enter "
     "embedded_engine here as well."
 )
-"""A URL with the message in place of the port.
+"""A URL that contains a message in place of the port.
 
-The SDK rejects it without connecting, and quotes it in its error.
+The SDK rejects the URL without connecting, and quotes the URL in its error.
 """
 
 _REFUSING = {"TINKER_BASE_URL": _NO_ADDRESS, "TINKER_CREDENTIAL_CMD": "false"}
-"""Environment variables for child processes. The command never runs, but without it the SDK would
-raise an error about a missing API key instead."""
+"""Environment variables that make the SDK fail in child processes. The command never runs, but
+without it, the SDK's error would be about a missing API key and would not quote the URL."""
 
 _METHODS = ("connect", "connect_ex", "sendto", "sendmsg")
 
@@ -57,7 +57,7 @@ class _AllowedHosts:
 def no_network(allow_hosts: Collection[str] = ()) -> Iterator[None]:
     """Reject connections to other machines inside the block, in all threads.
 
-    ``allow_hosts`` stay reachable. With nested blocks, a host must be allowed by all of them.
+    ``allow_hosts`` stay reachable. If blocks are nested, all of them must allow a host.
     """
     allowed = _AllowedHosts(allow_hosts)
     with _lock:
@@ -121,7 +121,8 @@ def _set_variable(name: str, value: str | None) -> None:
 class _SetsEnvironment:
     """Sets the environment variables when unpickled.
 
-    A fork server needs this, because its children get the environment that it was started with.
+    A fork server's children need this, because they inherit the environment that the server was
+    started with.
     """
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
@@ -146,9 +147,9 @@ def _guarded_method(name: str) -> Callable[..., Any]:
     def method(self: socket.socket, *args: Any) -> Any:
         # Signatures: connect(address), connect_ex(address), sendto(data[, flags], address),
         # sendmsg(buffers[, ancillary, flags, address]), where address may be None.
-        has_address = len(args) > (3 if name == "sendmsg" else 0) and args[-1] is not None
-        if has_address and self.family in (socket.AF_INET, socket.AF_INET6):
-            _check(args[-1][0])
+        address = args[-1] if len(args) > (3 if name == "sendmsg" else 0) else None
+        if address is not None and self.family in (socket.AF_INET, socket.AF_INET6):
+            _check(address[0])
         return original(self, *args)
 
     return method
@@ -209,5 +210,5 @@ def _is_this_machine(host: str) -> bool:
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None) or address
-    # Servers bind to the unspecified address (0.0.0.0), and connecting to it stays local.
+    # Servers bind to the unspecified address (0.0.0.0). Connections to it stay on this machine.
     return bool(mapped.is_loopback or mapped.is_unspecified)

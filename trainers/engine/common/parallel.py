@@ -1,8 +1,8 @@
 """Runs calls in parallel on several cores.
 
-Passes that are too short to benefit from PyTorch's own multithreading run in parallel in our
-own threads instead. Results are returned in the order of the items, so sums are bitwise identical
-on any number of cores.
+If passes are too short to benefit from PyTorch's own multithreading, we run several at once in our
+own threads. Results are returned in the order of the items, so sums are bitwise identical on any
+number of cores.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ def in_chunks(
 ) -> Tensor:
     """Split a batch into at most one slice per core, and run ``call`` on the slices in parallel.
 
-    A slice has at least ``least`` rows.
+    If the batch is split, each slice has at least ``least`` rows.
     """
     count = min(rows // least, lanes(device)) if rows >= 2 * least else 1
     if count < 2:
@@ -96,9 +96,9 @@ class WorkerThread(ThreadPoolExecutor):
 def release_threads() -> None:
     """Stop the calling thread's OpenMP helper threads. Its next pass starts them again.
 
-    GNU OpenMP creates helper threads for each thread that computes, and they spin while they wait.
-    If there are more helpers than cores, all of them sleep instead of spinning, and a pass takes up
-    to 1.7 times as long. Idle helpers count as well.
+    GNU OpenMP creates helper threads for each thread that computes. Helpers spin while they wait
+    for work. If there are more helpers than cores, counting idle helpers, all of them sleep instead
+    of spinning, and a pass takes up to 1.7 times as long.
     """
     openmp = _openmp()
     if openmp is not None and torch.get_num_threads() > 1:

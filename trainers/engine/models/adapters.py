@@ -1,10 +1,10 @@
 """Applies LoRA adapters on top of a frozen base model's layers.
 
 An adapter of rank r adds ``up @ down @ x`` to a layer's output, where ``down`` has r rows and
-``up`` has r columns. When layers are fused, so are their adapters: the ``down`` matrices are
-stacked, and the ``up`` matrices form a block-diagonal matrix. The results are the same as peft's.
-Adapters are stored in float32, but products with them are computed in the base model's dtype. On a
-GPU, computing them in float32 could take longer than the whole base model in bfloat16.
+``up`` has r columns. When layers are fused, their adapters are fused as well: the ``down`` matrices
+are stacked, and the ``up`` matrices form a block-diagonal matrix. The results are the same as
+peft's. Adapters are stored in float32, but products with them are computed in the base model's
+dtype: on a GPU, float32 products could take longer than the whole base model takes in bfloat16.
 """
 
 from collections.abc import Sequence

@@ -76,7 +76,7 @@ def load_model(
 ) -> "PreTrainedModel":
     """Load a base model for training or sampling.
 
-    ``pickled`` sets whether pickled weights are also accepted.
+    ``pickled`` sets whether weights may also be loaded from pickle files.
 
     Raises:
         ModelNotFoundError: The model doesn't exist, or one of its weights is missing, has the wrong
@@ -85,7 +85,7 @@ def load_model(
     source = resolve_model(base_model)
     _check_files(base_model, source)
     with no_progress_bars():
-        device_map = None if device.type == "cpu" else {"": device}  # load directly onto it
+        device_map = None if device.type == "cpu" else {"": device}  # load directly onto the device
         options: dict[str, Any] = {"dtype": dtype, "device_map": device_map, **WITH_REPORT}
         if not pickled:
             options["use_safetensors"] = True

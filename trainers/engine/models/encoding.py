@@ -1,9 +1,9 @@
 """Makes tokenizers thread-safe.
 
-In Hugging Face tokenizers, "split special tokens" is mutable state, which the Cookbook's Qwen
-renderers change temporarily, possibly in several threads at once (``rl/message_env.py``). With
-concurrent threads, this can raise ``Already borrowed``, or encode ``<|im_end|>`` in a message's
-text as the special token.
+Whether a Hugging Face tokenizer splits special tokens is mutable state. The Cookbook's Qwen
+renderers change this state temporarily, possibly in several threads at once
+(``rl/message_env.py``). Without a lock, encoding can then raise ``Already borrowed``, or encode
+``<|im_end|>`` in a message's text as the special token.
 """
 
 from threading import Lock

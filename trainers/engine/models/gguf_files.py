@@ -14,9 +14,9 @@ from evert.bridge.errors import InvalidModelError
 from evert.trainers.engine.models.weights import check_sizes, listed
 
 MAX_READS = 2**22
-"""Maximum number of header values. There is a limit because gguf creates an array for each one.
+"""Maximum number of values in a header, because gguf creates an array for each value.
 
-Large models have about 2**20.
+The headers of large models have about 2**20 values.
 """
 
 _PIECE = re.compile(
@@ -26,7 +26,7 @@ _BLOCK = re.compile(r"(?:^|\.)blk\.(\d+)\.")
 
 
 def is_piece(file: Path) -> bool:
-    """Return whether a file's name is that of a GGUF file or a piece of one."""
+    """Return whether a file is a GGUF file or a piece of one, judging by the file's name."""
     return _PIECE.fullmatch(file.name) is not None
 
 
@@ -93,7 +93,7 @@ def read_gguf(file: Path) -> Any:
         count = reader.fields[key].contents()
         blocks = {int(at) for tensor in reader.tensors for at in _BLOCK.findall(tensor.name)}
         check_sizes(file.name, "layers", count, len(blocks))
-        if max(blocks, default=-1) >= count:  # transformers would ignore them
+        if max(blocks, default=-1) >= count:  # transformers would ignore the rest
             raise ValueError(f"it declares {count:,} blocks but has tensors for blk.{max(blocks)}")
     return reader
 

@@ -1,9 +1,9 @@
 """Reads and writes the tokenizer in a GGUF file's metadata.
 
-evert builds the tokenizer itself, because the one that transformers builds splits text into words
-by the rules of a different model. In llama.cpp, each method of splitting text (pre-tokenizer) has a
-name and its own code. When writing a tokenizer, we choose the name whose method produces the same
-tokens on thousands of random texts.
+evert builds the tokenizer itself, because transformers would build one that splits text into words
+by the rules of a different model. llama.cpp has several methods of splitting text (pre-tokenizers),
+each with a name. When writing a tokenizer, we choose a method that produces the same tokens as the
+tokenizer on thousands of random texts.
 """
 
 import json
@@ -28,7 +28,7 @@ WORDS = {
     "qwen2": (_QWEN2,),
     "llama-bpe": (_QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|"),),
 }
-"""GGUF pre-tokenizer names, mapped to their regex patterns in the order they are applied.
+"""Names of GGUF pre-tokenizers, mapped to their regex patterns, which are applied in order.
 
 The patterns are copied from llama.cpp's ``llama-vocab.cpp``.
 """

@@ -53,8 +53,8 @@ def write_gguf(model: Any, tokenizer: Any, out: Path, dtype: str, stops: list[in
         if config.tie_word_embeddings and key == "lm_head.weight":
             continue
         if config.model_type == "llama" and key.split(".")[-2] in ("q_proj", "k_proj"):
-            # RoPE rotates pairs of values: the two halves of a head in transformers, adjacent
-            # values in llama.cpp
+            # RoPE rotates pairs of values. In transformers, a pair has one value from each half
+            # of a head; in llama.cpp, the two values are adjacent.
             pairs = weight.unflatten(0, (heads if "q_proj" in key else key_heads, 2, width // 2))
             weight = pairs.swapaxes(1, 2).reshape(weight.shape)
         array = weight.contiguous().numpy()

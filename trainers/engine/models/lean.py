@@ -14,9 +14,9 @@ In a copy, the weights are frozen, and
 
 A view uses the model's original weights, which ``lay_out`` has made adjacent in memory, and adds
 the adapter's delta to their output (``adapters.py``). This way, a large base model is in memory
-only once. Views are differentiable with respect to the trained weights. In both cases, the logits
-are equal to the original model's up to rounding. Attention and the key-value cache are up to the
-caller (``attend``).
+only once. Views are differentiable with respect to the trained weights. The logits of copies and
+views are equal to the original model's up to rounding. Attention and the key-value cache are up to
+the caller (``attend``).
 
 Shapes: B rows, T tokens per row, H hidden, Hq query and Hkv key heads, D head size, V vocabulary.
 """
@@ -295,7 +295,7 @@ def _lay_side_by_side(*linears: nn.Linear) -> set[int]:
 
 
 def _concat(parts: list[Tensor]) -> Tensor:
-    """Concatenate tensors. The result is a view if they are adjacent in memory."""
+    """Concatenate tensors. If they are adjacent in memory, return a view."""
     if len(parts) == 1:
         return parts[0]
     first, place = parts[0], parts[0].data_ptr()

@@ -94,7 +94,8 @@ class Loader:
         """Load a base model with a saved adapter."""
         from peft import PeftModel
 
-        # Share the base model: the checkpoint contains only an adapter, whatever the settings.
+        # Share the base model even if the settings ask for full-parameter training, because the
+        # checkpoint contains only an adapter.
         base = self._share(name)
         return PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
 

@@ -2,8 +2,7 @@
 
 With a vocabulary of 151,936, the logits of 8,000 tokens take 4.9 GB, and a backward pass holds
 several tensors of this size. We therefore compute logits in slices, and recompute them in the
-backward pass. They are computed in float32 because in bfloat16 a logit of 20 would be off by up to
-0.06.
+backward pass. We compute them in float32, because bfloat16 would round a logit of 20 by up to 0.06.
 
 Shapes: N tokens, H hidden, V vocabulary, K targets per token.
 """
@@ -20,14 +19,15 @@ from evert.trainers.engine.models.products import linear
 
 SLICE_BYTES = 2**27  # size of a slice in training; a backward pass holds about three of them
 _BLOCK = {"cpu": 2**10}
-"""Rows of the output layer to convert to float32 at once, so that they fit in the CPU cache."""
+"""How many rows of the output layer to convert to float32 at once, to fit in the CPU cache."""
 
 
 def float_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute [..., H] -> [..., V] in float32, whatever the dtype of the [V, H] weights."""
     if weight.dtype == torch.float32:
         return linear(hidden, weight, bias)
-    # Inexact in float16 with gradients: small gradients of the logits would underflow to 0.
+    # With float16 weights, the product is inexact if gradients are needed: small gradients of the
+    # logits would underflow to 0.
     is_exact = weight.dtype == torch.bfloat16 or not torch.is_grad_enabled()
     if weight.device.type == "cuda" and is_exact:
         flat: Tensor = _Product.apply(hidden.flatten(0, -2), weight)  # type: ignore[no-untyped-call]

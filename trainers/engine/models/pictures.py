@@ -4,7 +4,7 @@ In a row of ids, an image is represented by its *name*, repeated once for each o
 name is a negative number computed by hashing the image's bytes and the processor's settings. This
 way, code that compares rows by their ids (prefix cache, duplicate prompts, random streams) doesn't
 have to handle images specially. The forward pass looks up pictures by name in a table of weak
-references, so the creator of a row has to keep its pictures until the pass is done.
+references, so whoever creates a row has to keep the row's pictures until the pass is done.
 
 Shapes: B rows, T tokens per row, P patches per image, D values per patch.
 """
@@ -59,7 +59,7 @@ _lock = Lock()  # held while looking up or adding a picture
 
 @dataclass(frozen=True)
 class PictureRow:
-    """The ids and pictures of a prompt or a datum. Keep it alive while the ids are in use."""
+    """The ids and pictures of a prompt or datum. Keep this object while its ids are in use."""
 
     ids: list[int]  # token ids and picture names
     pictures: tuple[Picture, ...] = ()
@@ -206,7 +206,7 @@ def is_text(prompt: types.ModelInput) -> bool:
 
 
 def pictures_in(row: np.ndarray) -> Iterator[tuple[int, Picture]]:
-    """Yield each picture in a row, with its start index. No picture may be cut off."""
+    """Yield each picture in a row, with its start index. The row must contain whole pictures."""
     end = 0
     for place in np.flatnonzero(row < 0).tolist():
         if place >= end:

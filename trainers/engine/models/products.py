@@ -1,9 +1,9 @@
 """Multiplies by weight matrices, using oneDNN where PyTorch's default is slow.
 
 PyTorch computes float32 products with MKL, which uses only half the vector width on AMD processors.
-oneDNN, which comes with PyTorch, takes half the time there, both forward and backward. (PyTorch
-already uses it for bfloat16.) A oneDNN call has 10 us more overhead, so we keep using MKL for small
-products.
+On these processors, oneDNN, which comes with PyTorch, takes half the time, both forward and
+backward. (PyTorch already uses oneDNN for bfloat16.) A oneDNN call has 10 us more overhead, so we
+keep using MKL for small products.
 
 Shapes: ``...`` rows, I input features, O output features.
 """

@@ -1,8 +1,8 @@
 """Keeps a single copy of each base model in memory, shared by all adapters.
 
 A shared base model is loaded once and stays loaded while it is in use. Each user gets a ``tree``: a
-model with its own module objects, to which an adapter can be attached. Its weights are the shared
-ones, which never change.
+model with its own module objects, to which an adapter can be attached. A tree's weights are the
+shared weights, which never change.
 """
 
 import copy
@@ -35,13 +35,13 @@ class SharedBases:
                     lay_out(original)
                 self._bases[name] = original
         tree = with_own_modules(original)
-        # Don't register it as a submodule, which would count the shared parameters twice.
+        # Don't register the original as a submodule: its parameters would be counted twice.
         tree.__dict__[_ORIGINAL] = original
         return tree
 
 
 def original_of(model: Any) -> Any:
-    """Return the shared base model whose weights a model uses, or None if it has its own."""
+    """Return the shared base model whose weights a model uses, or None if they are its own."""
     return base_of(model).__dict__.get(_ORIGINAL)
 
 

@@ -56,7 +56,7 @@ def tensor_sizes(files: Sequence[Path]) -> list[int]:
 def check_sizes(name: str, what: str, needed: object, available: int) -> None:
     """Raise an error if the config requires far more of ``what`` than the files contain.
 
-    If only a few are missing, it is safe to load the model, and ``check_weights`` will list them.
+    If only a few are missing, the model can be loaded, and ``check_weights`` then lists them.
     """
     if isinstance(needed, int) and needed > 2 * available + _SMALL[what]:
         raise InvalidModelError(
@@ -89,7 +89,7 @@ def check_weights(name: str, model: nn.Module, report: Mapping[str, Any]) -> Non
 
 
 def listed(names: Sequence[str]) -> str:
-    """Format the first few names, followed by how many more there are."""
+    """Format the first few names, followed by the number of other names."""
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 

@@ -10,9 +10,9 @@ Modules, from the outside in:
     frozen.py         freezes a model so that it can be sampled from
     batches.py        decodes rows together using a key-value cache
     lean_batch.py     a batch that uses our own forward pass
-    row_cache.py      that batch's keys and values, row by row
-    stem.py           the common prefix of that batch's rows, stored only once
-    graphs.py         captures that batch's steps as CUDA graphs
+    row_cache.py      a lean batch's keys and values, row by row
+    stem.py           the common prefix of a lean batch's rows, stored only once
+    graphs.py         captures a lean batch's steps as CUDA graphs
     generic_batch.py  a batch for all other models
     prefill.py        orders rows so that common prefixes are computed once, before the rest
     prefix_cache.py   keys and values, looked up by their tokens

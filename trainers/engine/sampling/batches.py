@@ -32,7 +32,7 @@ from evert.trainers.engine.sampling.prefix_cache import KeyValues, PrefixCache
 
 
 class Admitted(NamedTuple):
-    """The result of ``admit``. New rows are appended to the batch in this order."""
+    """The result of ``admit``, in the order in which new rows were appended to the batch."""
 
     owners: list[int]  # the index of each new row's prompt
     logits: Tensor  # [new rows, V] float32 logits for the first token to sample in each row
@@ -48,7 +48,7 @@ class FrozenModel:
     vocabulary: int  # number of logits per token
     cache_tokens: int  # maximum number of tokens in the key-value cache, over all rows
     prefixes: PrefixCache  # keys and values computed with this model so far
-    base: Any = None  # the shared base model, if any; models that share one also share batches
+    base: Any = None  # the shared base model, if any; models with the same base share batches
 
     def new_batch(self) -> "DecodeBatch":
         """Create an empty batch."""
@@ -107,7 +107,7 @@ class DecodeBatch(ABC):
     def shared_prefixes(
         self, rows: Sequence[np.ndarray], limits: Sequence[int]
     ) -> list[list[SharedPrefix]]:
-        """List the prefixes to compute first, level by level.
+        """List the common prefixes to compute before the rows, level by level.
 
         Row i can use at most ``limits[i]`` cached tokens.
         """
@@ -120,12 +120,12 @@ class DecodeBatch(ABC):
     def compute(
         self, jobs: Sequence[SomeJob], *, join: bool = False
     ) -> Iterator[tuple[list[SomeJob], Iterator[Tensor]]]:
-        """Compute and cache the tokens of each job that are not cached yet.
+        """For each job, compute and cache the tokens that are not cached yet.
 
-        For each pass, yields its jobs, and an iterator over the logits that they need: float32
-        tensors [N, V], in the order of the jobs. It is an iterator because the logits may not all
-        fit in memory at once. Jobs whose tokens are all cached are skipped. With ``join``, the jobs
-        become rows of the batch.
+        For each pass, yields the jobs in the pass, and an iterator over the logits that these jobs
+        need: float32 tensors [N, V], in the order of the jobs. The logits come from an iterator
+        because all of them at once may not fit in memory. Jobs whose tokens are all cached are
+        skipped. If ``join`` is True, the jobs become rows of the batch.
         """
         for job in jobs:
             job.start, job.pieces = self.weights.prefixes.longest(job.tokens, job.first)

@@ -32,7 +32,7 @@ def stream_key(*parts: bytes | int) -> int:
 
 
 def uniforms(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return item ``steps[i]`` of stream ``keys[i]``, in [0, 1), using stateless SplitMix64."""
+    """Return number ``steps[i]`` of stream ``keys[i]``, in [0, 1), using stateless SplitMix64."""
     x = keys + steps * _GOLDEN + _GOLDEN
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -83,11 +83,12 @@ def _draw(logits: Tensor, params: BatchParams, uniform: Tensor) -> tuple[Tensor,
 
 
 def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Return the first tokens [B, 1] where the cumulative weights exceed a fraction of the total.
+    """In each row, find the first token where the cumulative weight exceeds a share of the total.
 
-    The weights are [B, V], and the fraction, ``uniform``, is [B, 1]. Sums are computed in float64,
-    because rare tokens would get lost in float32. Since a cumulative sum over a large vocabulary is
-    slow, we first search the sums of blocks, and then within one block.
+    The weights are [B, V]; the share, ``uniform``, and the tokens returned are [B, 1]. Sums are
+    computed in float64, because rare tokens would get lost in float32. Since a cumulative sum over
+    a large vocabulary is slow, we first find the right block of tokens, using the blocks' sums, and
+    then search within this block.
     """
     if weights.shape[1] <= 8 * _BLOCK:
         return _first_above(weights.cumsum(-1, dtype=torch.float64), uniform)
@@ -103,7 +104,7 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _first_above(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Tensor:
-    """Return the [B, 1] index of the first cumulative sum in [B, N] above ``share * total``.
+    """From [B, N] cumulative sums, return the [B, 1] index of the first above ``share * total``.
 
     If the sums are NaN, this returns the last index, because comparisons with NaN are false.
     """
@@ -116,7 +117,7 @@ def _first_above(sums: Tensor, share: Tensor, total: Tensor | None = None) -> Te
 
 def _tempered(logprobs: Tensor, params: BatchParams) -> Tensor:
     temperature = torch.where(params.temperature == 0, 1.0, params.temperature)
-    # The most likely token gets 0, so with a tiny temperature only the others become -inf.
+    # The most likely token gets 0. With a tiny temperature, only other tokens become -inf.
     shaped = (logprobs - logprobs.amax(dim=-1, keepdim=True)) / temperature[:, None]
     if params.top_k is None and params.top_p is None:
         return shaped
@@ -141,7 +142,7 @@ class Stops:
 
     tokens: frozenset[int]
     texts: tuple[str, ...] = ()
-    window: int = 0  # how many of the last tokens to search for strings (0 if there are none)
+    window: int = 0  # how many of the last tokens to search for strings (0: no strings)
 
     def hit(self, tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> bool:
         """Return whether a reply's last token is a stop token or completes a stop string."""
@@ -158,9 +159,10 @@ def make_stops(
 ) -> Stops:
     """Parse ``SamplingParams.stop``.
 
-    None stops at the model's end tokens, and an empty list never stops. With token ids, the reply
-    stops only at those. With strings, which may be special tokens (``"<|im_end|>"``), it stops at
-    those and at the model's end tokens.
+    If ``stop`` is None, replies stop at the model's end tokens. If it is an empty list, they never
+    stop. If it contains token ids, replies stop only at those tokens. If it contains strings, which
+    may be special tokens (``"<|im_end|>"``), replies stop at those strings and at the model's end
+    tokens.
     """
     if stop is None:
         return Stops(frozenset(end_tokens))

@@ -41,7 +41,7 @@ class FrozenGeneric(FrozenModel):
     kind = GenericBatch
 
     def __init__(self, model: Any) -> None:
-        """Copy ``model`` and merge its adapter. With a shared base model, copy only the adapter."""
+        """Copy ``model`` and merge its adapter. If the base is shared, copy only the adapter."""
         shared = original_of(model) is not None
         copied = with_own_modules(model) if shared else copy.deepcopy(model)
         frozen: Any = copied.eval().requires_grad_(False)

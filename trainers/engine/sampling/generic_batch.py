@@ -1,9 +1,8 @@
 """Continuous batching for any Hugging Face causal language model, using its own forward pass.
 
 All rows end at the same column. Shorter rows are padded and masked on the left, and unused columns
-are trimmed. In each pass, all rows compute the same number of tokens: those with fewer new tokens
-recompute part of their cached prefix, so that there are no gaps. Passes never start inside an
-image.
+are trimmed. In each pass, all rows compute the same number of tokens: to avoid gaps, rows with
+fewer new tokens recompute part of their cached prefix. Passes never start inside an image.
 
 Models with state other than keys and values (state-space layers) can also be batched, but rows
 can't join such a batch once it has started, and prefixes are not cached.
@@ -43,7 +42,7 @@ class GenericBatch(DecodeBatch):
         self._cache: Any = None
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=model.device)
         self._offsets = torch.zeros(0, 1, dtype=torch.long, device=model.device)
-        """[B, 1] difference between each row's next position and its length, caused by pictures."""
+        """[B, 1] each row's next position minus the row's length; always 0 without pictures."""
 
     @property
     def size(self) -> int:

@@ -2,8 +2,8 @@
 
 A step appends one token to each row, using hundreds of small operations. Launching them one by one
 takes longer than running them on the GPU. A graph launches all of them together, but always uses
-the same memory. We therefore capture a step for a certain number of rows and columns, both rounded
-up, and copy its inputs into the graph's tensors.
+the same memory. We therefore capture a graph for each number of rows and columns, both rounded up,
+and copy the inputs of each step into the graph's tensors.
 
 Shapes: B rows, H hidden.
 """
@@ -46,10 +46,10 @@ class Graphs:
         call: Callable[..., Tensor],
         inputs: Sequence[Tensor],
     ) -> Tensor:
-        """Return ``call(*inputs)``. Inputs are padded with zeros or rows left from earlier calls.
+        """Return ``call(*inputs)``. Inputs are padded with zeros, or with rows of earlier calls.
 
         Args:
-            owners: Objects whose memory ``call`` uses. If any of them is replaced, everything is
+            owners: Objects whose memory ``call`` uses. If any of them is replaced, all steps are
                 captured again.
             sizes: Number of rows to compute, and any other sizes that the operations depend on.
             call: Function of the inputs, each [rows]. It must not wait for the device.

@@ -46,7 +46,7 @@ class LeanBatch(DecodeBatch):
             torch.tensor(value, dtype=model.dtype, device=model.device)
             for value in (0.0, float("-inf"))
         )
-        """Attention biases: for tokens within a row, and for those past its end."""
+        """Attention biases for tokens within a row, and for columns past the row's end."""
         self._cache = RowCache(model)
         self._graphs = Graphs() if self.device.type == "cuda" else None
         self._sync()
@@ -57,7 +57,7 @@ class LeanBatch(DecodeBatch):
         lengths = torch.tensor(self._lengths, dtype=torch.long, device=self.device)
         self._positions = lengths
         self._columns = lengths - starts
-        """[B] indices of each row's next token: in the row with its stem, and in the cache."""
+        """[B] index of each row's next token: in the full row (with the stem), and in the cache."""
         widths = [length - start for length, start in zip(self._lengths, self._starts, strict=True)]
         self._longest = max(self._lengths, default=0)
         self._widest = max(widths, default=0)
@@ -238,7 +238,7 @@ class LeanBatch(DecodeBatch):
     def _copy(self, row: int, stem: int, start: int, end: int) -> KeyValues:
         """Copy a row's keys and values from ``start`` to ``end``.
 
-        The row's first ``stem`` tokens are in the stem.
+        The keys and values of the row's first ``stem`` tokens are in the stem.
         """
         copy = self._cache.read(row, max(0, start - stem), max(0, end - stem))
         if self._stem and start < stem:
@@ -285,7 +285,7 @@ def _decode_attention(queries: Tensor, keys: Tensor, values: Tensor, bias: Tenso
     scores = float_product(grouped, keys.transpose(-1, -2)) + bias
     if queries.device.type == "cuda":
         heads = torch.softmax(scores, dim=-1).to(values.dtype) @ values
-    else:  # the same rounding as the trainer's PyTorch kernel, which would be slow here
+    else:  # round like the trainer's PyTorch kernel, which would be slow here
         shares = torch.exp(scores - scores.amax(-1, keepdim=True))
         heads = float_product(shares.to(values.dtype), values) / shares.sum(-1, keepdim=True)
     return heads.flatten(1)[:, None].to(queries.dtype)

@@ -64,7 +64,7 @@ def drop_short_prefixes(jobs: Sequence[Job], device: torch.device) -> None:
 def chunks(jobs: Sequence[SomeJob], budget: int) -> Iterator[list[SomeJob]]:
     """Group jobs of similar lengths within a token budget.
 
-    Jobs without cached tokens come first, and are never grouped with jobs that have some.
+    Jobs without cached tokens come first, and are never grouped with jobs with cached tokens.
     """
     chunk: list[SomeJob] = []
     for job in sorted(jobs, key=lambda job: (job.start > 0, job.todo)):
@@ -96,8 +96,9 @@ def shared_prefixes(
 ) -> list[list[SharedPrefix]]:
     """List, level by level, the common prefixes that are worth computing before the rows.
 
-    ``starts[i]`` tokens of row i are already cached. Two kinds of prefixes are skipped: those with
-    more than ``limit`` tokens, which can't be cached, and those that save less than a pass costs.
+    ``starts[i]`` tokens of row i are already cached. A prefix is skipped if it has more than
+    ``limit`` tokens, so that it can't be cached, or if computing it first saves less than an extra
+    pass costs.
     """
     least = chunk_tokens(device) // _PASS_SHARE
     cached, depth = list(starts), [0] * len(rows)

@@ -38,7 +38,7 @@ class PrefixCache:
         self._used: OrderedDict[_Node, None] = OrderedDict()  # in LRU order, most recent last
 
     def longest(self, tokens: np.ndarray, limit: int) -> tuple[int, list[KeyValues]]:
-        """Return how many of the first ``limit`` tokens are cached, with their keys and values."""
+        """Return how many of the first ``limit`` tokens are cached, and their keys and values."""
         path, length = self._walk(tokens[:limit])
         return length, [_cut(node.key_values, 0, matched) for node, matched in path]
 
@@ -63,7 +63,7 @@ class PrefixCache:
             self._drop_oldest()
 
     def _walk(self, tokens: np.ndarray) -> tuple[list[tuple[_Node, int]], int]:
-        """Return the longest cached prefix: its nodes, how much of each matches, and its length."""
+        """Find the longest cached prefix. Return (node, tokens matched) pairs and its length."""
         node, length, path = self._root, 0, []
         while length < len(tokens):
             child = node.children.get(int(tokens[length]))

@@ -32,7 +32,7 @@ class SampleRequest:
     pictures: Sequence[Picture] = ()  # images in the prompt, kept alive while the request runs
     future: "Future[list[types.SampledSequence]]" = field(default_factory=Future)
     finished: dict[int, types.SampledSequence] = field(default_factory=dict)  # by index
-    watch: Callable[[list[int]], None] | None = None  # called after each token, with all so far
+    watch: Callable[[list[int]], None] | None = None  # called after each token with all tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens from a reply."""
@@ -134,7 +134,7 @@ class RunningBatch:
             self._samples_ready.record(torch.cuda.current_stream(self._device))
 
     def read(self) -> list[EndedRow]:
-        """Read the sampled tokens. Drop rows that ended and return all but the cancelled ones."""
+        """Read the sampled tokens. Drop ended and cancelled rows, and return the ended ones."""
         if self.is_ahead:
             self._samples_ready.synchronize()
         samples = self._samples.tolist()
@@ -153,7 +153,7 @@ class RunningBatch:
         return self._drop(ended) if ended else []
 
     def make_room(self) -> list[SampleRow]:
-        """Drop and return the rows with the shortest replies until the rest fit in memory.
+        """If not all rows fit in memory, drop the rows with the shortest replies and return them.
 
         Call this before ``draw``, so that the dropped rows have no unread tokens.
         """
@@ -173,7 +173,9 @@ class RunningBatch:
         self._tokens = None
 
     def _drop(self, ended: dict[int, types.StopReason | None]) -> list[EndedRow]:
-        answers = [(self.rows[i], reason) for i, reason in ended.items() if reason is not None]
+        answers: list[EndedRow] = [
+            (self.rows[i], reason) for i, reason in ended.items() if reason is not None
+        ]
         for i in ended:
             row = self.rows[i]
             self.batch.park(i, row.context, row.request.model.prefixes)

@@ -1,15 +1,16 @@
 """Samples replies to prompts from frozen weights, and scores given tokens.
 
-A sampler validates requests, and its scheduler, which may be shared with other samplers of the same
-base model, runs them. Log-probabilities of sampled tokens are at temperature 1 and untruncated, as
-if they were computed by a fresh forward pass over the same tokens. Replies include the stop token.
+A sampler validates requests and passes them to its scheduler, which runs them. Samplers of the same
+base model may share a scheduler. Log-probabilities of sampled tokens are at temperature 1 and
+untruncated, as if they were computed by a fresh forward pass over the same tokens. Replies include
+the stop token.
 
 Reproducibility: each sample's random stream is determined by the sampler's seed, the prompt, the
 number of earlier requests with the same prompt, and the sample's index. If the request has a
 ``seed``, only that seed, the prompt and the index are used. This means that the same requests
-produce the same tokens, up to rounding, regardless of what else is in the batch. We count requests
-only for the last 65,536 prompts. For other prompts, the count starts at the highest count that was
-dropped, so that no stream is used twice.
+produce the same tokens, up to rounding, regardless of what else is in the batch. We keep request
+counts of the last 65,536 prompts. If a prompt has no count, its count starts at the highest count
+that was dropped, so that no stream is used twice.
 """
 
 from collections import OrderedDict
@@ -101,9 +102,9 @@ class ModelSampler:
     ) -> "Future[list[Any]]":
         """Compute the log-probabilities of the last n tokens (all by default).
 
-        Pass a ``reader`` to compute other values from the logits. It may receive the tokens of
-        several requests at once, if they have the same reader. The result has one value per token,
-        which is None for the first token and for tokens that were not requested.
+        Pass a ``reader`` to compute other values from the logits. If several requests have the same
+        reader, it may receive their tokens together. The result has one value per token, which is
+        None for the first token and for tokens that were not requested.
         """
         return self.score_all(tokens, [(last_n, reader)], pictures)[0]
 

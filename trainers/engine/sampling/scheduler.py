@@ -7,11 +7,11 @@ requests join between steps. The worker is started by the first request, and exi
 idle for a while. Samplers for several adapters of the same base model share a scheduler, and their
 rows share a batch.
 
-Rows are admitted as long as there is enough memory for their expected length. If replies get
-longer than that, the rows with the shortest replies are put back in the queue and resumed later,
-which doesn't change the sampled tokens. If we still run out of memory, all rows in the batch are
-put back, and half as many may run at a time. A request only runs out of memory if one of its rows
-doesn't fit by itself.
+Rows are admitted as long as there is enough memory for their expected length. If replies get longer
+than expected and no longer fit, the rows with the shortest replies are put back in the queue and
+resumed later, which doesn't change the sampled tokens. If we still run out of memory, all rows in
+the batch are put back, and half as many may run at a time. A request fails for lack of memory only
+if one of its rows doesn't fit by itself.
 """
 
 import itertools
@@ -180,7 +180,7 @@ class Scheduler:
         return True
 
     def _try_fewer(self, rows: Sequence[SampleRow], error: Exception) -> None:
-        """If memory ran out, requeue the rows and halve the batch size. Otherwise, fail them."""
+        """If memory ran out, requeue the rows and halve the batch size. If not, fail the rows."""
         if not is_out_of_memory(error) or len(rows) == 1:
             for row in rows:
                 _fail(row.request.future, error)
@@ -230,7 +230,7 @@ class Scheduler:
             before = run.batch.passes, run.batch.computed_tokens
             run.admit(rows)
         except Exception as error:
-            if run is not None:  # the error may have left it in an inconsistent state
+            if run is not None:  # the error may have left the batch in an inconsistent state
                 self._runs.remove(run)
             self._try_fewer([*present, *rows], error)
             return

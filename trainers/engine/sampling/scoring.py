@@ -21,8 +21,8 @@ from evert.trainers.engine.sampling.prefill import Job
 Reader: TypeAlias = Callable[[Tensor, np.ndarray, np.ndarray], Sequence[Any]]
 """(logits [N, V], tokens [N], the tokens' indices in their rows [N]) -> N values.
 
-A token's logits are those from which it would be sampled. A reader is called several times, until
-it has seen the tokens of all its rows.
+A token's logits are the logits from which this token would be sampled. A reader is called several
+times, until it has seen the tokens of all its rows.
 """
 
 

@@ -1,8 +1,8 @@
-"""Stores the common prefix of many rows in a batch only once while the rows are decoded.
+"""Stores the common prefix of a batch's rows (the stem) only once while the rows are decoded.
 
-All rows' attention to this stem is computed as a single matrix product, as in Hydragen and cascade
-attention. With many rows and a long common prompt, a step is two to four times faster than with
-copies.
+All rows' attention to the stem is computed as a single matrix product, as in Hydragen and cascade
+attention. With many rows and a long common prompt, a step is two to four times faster than if each
+row had a copy of the prompt.
 
 Shapes: B rows, Hkv key heads, G queries per key head, D head size, P stem tokens, L columns per
 row.
@@ -84,7 +84,7 @@ class Stem:
 
 
 def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray | None:
-    """Return the prefix that saves the most token copies, or None if a stem isn't worth it."""
+    """Return the prefix that saves the most token copies, or None if no stem is worthwhile."""
     longest = max(map(len, rows))
     if longest <= _LEAST_LENGTH or sum(copies) * longest < _LEAST_SAVED:
         return None
@@ -93,8 +93,8 @@ def best_stem(rows: Sequence[np.ndarray], copies: Sequence[int]) -> np.ndarray |
     saved = [length * (sum(copies[i] for i in members) - 1) for length, members in candidates]
     best = int(np.argmax(saved))
     length, members = candidates[best]
-    # Rows that don't start with the stem store all their tokens. The longest of the stored parts
-    # determines the width of the cache.
+    # Rows that start with the stem store only their other tokens; other rows store all tokens. The
+    # row that stores the most tokens determines the width of the cache.
     widest = max(len(row) - length * (i in members) for i, row in enumerate(rows))
     pays = min(length, longest - widest) >= _LEAST_LENGTH and saved[best] >= _LEAST_SAVED
     return rows[members[0]][:length] if pays else None

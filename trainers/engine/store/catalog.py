@@ -1,7 +1,7 @@
 """Lists a store's runs and checkpoints, using the SDK's types.
 
-Each call reads the folders again, so it also finds what other processes have saved. Only manifests
-are read, not the weights.
+Each call reads the folders again, so it also finds checkpoints that other processes have saved.
+Only the manifests are read, not the weights.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Repairs the checkpoint list that the Cookbook uses to resume."""
+"""Repairs the checkpoint list from which the Cookbook resumes training."""
 
 import shutil
 from pathlib import Path
@@ -10,9 +10,9 @@ from evert.trainers.system.files import CHECKPOINTS, keep_lines, read_jsonl
 def repair_checkpoint_log(log_path: str | Path, store: CheckpointStore) -> list[str]:
     """Remove damaged checkpoints from the Cookbook's ``checkpoints.jsonl``. Return their paths.
 
-    The Cookbook resumes from the last line that has a ``state_path``. After the repair, this is
-    the newest checkpoint whose files are intact in ``store``. If lines are removed, the original
-    list is kept as ``checkpoints.jsonl.damaged``.
+    The Cookbook resumes from the last line that has a ``state_path``. After the repair, this line
+    describes the newest checkpoint whose files in ``store`` are intact. If lines are removed, the
+    original list is kept as ``checkpoints.jsonl.damaged``.
     """
     file = Path(log_path) / CHECKPOINTS
     paths = [record["state_path"] for record in read_jsonl(file) if record.get("state_path")]

@@ -14,8 +14,8 @@ the size and CRC-32 of every other file.
 Checkpoints are written to a draft folder, which is moved into place once it is complete. They are
 therefore never incomplete, and the checksums reveal later damage. A crash may leave drafts
 (``.draft-...``), which ``tidy`` deletes, or a checkpoint that was being replaced (``.old-NAME``).
-The next time the path is used, the old checkpoint is moved back, or deleted if the new one is
-complete.
+The next time the checkpoint's path is used, the old checkpoint is deleted if the new one is in
+place; otherwise, the old one is moved back.
 """
 
 import json
@@ -68,7 +68,7 @@ class CheckpointInfo:
     """The contents of a checkpoint's ``evert.json``."""
 
     base_model: str
-    """The base model's name as requested, or its stand-in's name."""
+    """The base model's name as requested or, if a stand-in replaced it, the stand-in's name."""
     lora_rank: int | None
     """Rank of the adapter in the folder, or None if the folder contains a full model."""
     steps: int

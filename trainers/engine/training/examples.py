@@ -84,7 +84,7 @@ def read_work(
 def read_custom(data: Sequence[types.Datum], limits: Limits) -> Work:
     """Convert data for a custom loss, treating it as cross-entropy data with all weights 0.
 
-    The other loss inputs are only used by the custom loss itself. Raises the same errors as
+    Only the custom loss itself uses the data's other loss inputs. Raises the same errors as
     ``read_work``.
     """
     plain = []
@@ -180,7 +180,7 @@ def micro_batches(examples: Sequence[DatumTensors], budget: int, *, folds: bool)
 def length_sorted(rows: Sequence[np.ndarray], budget: int) -> Iterable[list[int]]:
     """Group rows by length, longest first, into groups of at most ``budget`` padded tokens.
 
-    Rows that are longer than that get a group of their own.
+    Rows that are longer than ``budget`` get a group of their own.
     """
     group: list[int] = []
     for i in sorted(range(len(rows)), key=lambda i: -len(rows[i])):

@@ -64,7 +64,7 @@ def families(rows: Sequence[np.ndarray]) -> list[Family]:
 
 
 def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
-    """Split rows into parts of at most ``budget`` padded tokens. Longer rows get their own."""
+    """Split rows into parts of at most ``budget`` padded tokens. Each longer row is a part."""
     fitting = [part for family in families(rows) for part in _split_family(rows, family, budget)]
     total = sum(_size([family]) for family in fitting)
     limit = budget
@@ -81,7 +81,7 @@ def cut(rows: Sequence[np.ndarray], budget: int) -> list[list[int]]:
 
 
 def fold(rows: Sequence[np.ndarray]) -> Folded:
-    """Lay rows out as stems and tails."""
+    """Lay out rows as shared prefixes (stems) and their continuations (tails)."""
     stems: list[np.ndarray] = []
     tails: dict[tuple[int, bytes], tuple[int, np.ndarray]] = {}
     spans: list[tuple[int, int | None]] = [(0, None)] * len(rows)

@@ -26,7 +26,8 @@ Settings are passed in ``loss_fn_config``. The thresholds low and high are calle
 ``clip_low_threshold`` and ``clip_high_threshold``, and are bounds on the ratio itself. They can
 also be set per token, with loss inputs of the same names.
 
-The run settings import the names from here, so torch and tinker are only imported inside functions.
+The run settings import the losses' names from this module, so it imports torch and tinker only
+inside functions.
 """
 
 import logging
@@ -58,7 +59,7 @@ class Loss:
     required: tuple[str, ...]  # loss inputs that a datum needs in addition to ``target_tokens``
     settings: Mapping[str, float]  # keys allowed in ``loss_fn_config``, with their defaults
     by_datum: bool = False  # whether the formula is applied to each datum separately
-    from_spans: bool = False  # whether it uses ``sampled`` (0 or 1, from the provenance)
+    from_spans: bool = False  # whether the formula uses ``sampled`` (0 or 1, from the provenance)
 
     def total(self, logprobs: "Tensor", data: Sequence[Inputs], settings: Settings) -> "Tensor":
         """Compute the total loss. ``logprobs`` are the log-probabilities of all data, in order."""

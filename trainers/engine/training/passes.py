@@ -75,7 +75,7 @@ class Passes:
             return self._folded_logprobs(rows, targets)
         tokens = pad(rows, self.device)
         token_mask = _token_mask(rows, self.device)
-        # With right padding we don't need a mask, because causal models never attend to it.
+        # Padding is on the right, where tokens of causal models never attend, so we need no mask.
         inputs = self._model_inputs(rows, tokens)
         if self._plain_decoder is None:
             logits = self.model(**inputs, use_cache=False).logits

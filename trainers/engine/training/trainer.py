@@ -110,7 +110,7 @@ class Trainer:
             loss, metrics = loss_fn(list(data), logprobs)
             _check_custom(loss)
             loss.backward()
-            # Cross-entropy is -sum(w log p), so with w = -dC/dlogp it has the same gradient as C.
+            # With w = -dC/dlogp, cross-entropy, -sum(w log p), has the gradient of the loss C.
             carriers = [
                 replace(example, inputs={"weights": _gradient_of(values, i)})
                 for i, (example, values) in enumerate(zip(work.examples, logprobs, strict=True))
@@ -150,7 +150,7 @@ class Trainer:
         self.tokenizer.save_pretrained(folder)
 
     def copy_weights(self) -> dict[str, Tensor]:
-        """Return a copy of the trained weights: those of the full model or of the adapter."""
+        """Return a copy of the trained weights: the full model's weights, or only the adapter's."""
         from peft import PeftModel
 
         if isinstance(self.model, PeftModel):

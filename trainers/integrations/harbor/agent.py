@@ -48,7 +48,7 @@ PROTOCOLS = {
 """Provider name and ``Address`` field for each API, in order of preference."""
 
 PROVIDERS = {"opencode": "evert"}
-"""Provider name for agents that use a different API if the provider is "openai"."""
+"""Provider names for agents that would call a different API if the provider were "openai"."""
 
 LAY = 'mkdir -p "$(dirname "$FILE")" && printf %s "$TEXT" > "$FILE"'
 """Shell command that writes a file in an environment."""
@@ -73,9 +73,10 @@ class HarborAgent:
         environment: Where to run the task: the name of a Harbor environment ("docker", "modal"),
             "bubblewrap" for evert's sandbox, an import path, or a dict of
             ``EnvironmentConfig`` fields.
-        reward: Name of the verifier's reward to use (default: "reward", or the only reward).
-        installed: Local folders that contain the agent's program, for use with the sandbox. They
-            and their dependencies are made visible in it, and Harbor installs nothing.
+        reward: Name of the verifier's reward to use. By default, this is the only reward or, if
+            there are several, the one named "reward".
+        installed: Local folders that contain the agent's program, for use with the sandbox. The
+            sandbox can read these folders and their dependencies, and Harbor installs nothing.
         lean: Whether to shorten the agent's first prompt, if the agent supports that (see
             ``docs/harbor.md`` for the lengths).
         host: Interface to serve the model on, optionally with a port: "0.0.0.0:8443". Agents in a
@@ -194,7 +195,7 @@ def _classes(config: Any, reached: str) -> tuple[Any, Any]:
     from harbor.trial.trial import Trial
 
     if (litellm_logger := logging.getLogger("LiteLLM")).level == logging.NOTSET:
-        litellm_logger.setLevel(logging.WARNING)  # its handler prints every call
+        litellm_logger.setLevel(logging.WARNING)  # LiteLLM's own handler prints every call
     agent_class = AgentFactory.get_agent_class_from_config(config.agent)
     name = config.agent.name
     model_agents = {*AgentFactory.registered_names()} - WITHOUT_MODEL

@@ -65,8 +65,8 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         readonly: Local files and folders to make visible in the sandbox, such as programs.
 
     Raises:
-        SandboxBuildFailedError: The task needs an image. ``start`` also raises it if this machine
-            cannot create a sandbox.
+        SandboxBuildFailedError: The task needs an image or, in ``start``, this machine cannot
+            create a sandbox.
         ValueError: ``mounts`` is set, or a path in ``readonly`` does not exist.
     """
 
@@ -181,7 +181,7 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
             await self._move(["sh", "-ec", script, "-", target_dir], packed)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a regular file out of the environment. Devices are rejected (they may never end)."""
+        """Copy a file out of the environment. Reject devices, because reading one may never end."""
         script = '[ -f "$1" ] || { echo "$1 is not a regular file" >&2; exit 1; }; cat -- "$1"'
 
         def keep(out: IO[bytes]) -> None:
@@ -242,7 +242,10 @@ class Bubblewrap(BaseEnvironment):  # type: ignore[misc]
         return ExecResult(stdout=stdout, stderr=stderr, return_code=int(status))
 
     async def _status(self, files: list[IO[bytes]]) -> bytes:
-        """Send a command's files to ``inside.py``. Return its status (b"": the sandbox is gone)."""
+        """Send a command's files to ``inside.py``, and return the command's exit status.
+
+        If the sandbox is gone, return b"".
+        """
         local, remote = socket.socketpair()
         local.setblocking(False)
         with local:

@@ -16,7 +16,7 @@ TASK, PARTS = "task.toml", ("instruction.md", "environment", "tests")
 """The file that identifies a task folder, and the other required files and folders."""
 
 ONE_IN = 5
-"""By default, one in this many tasks is held out."""
+"""By default, one out of every ``ONE_IN`` tasks is held out."""
 
 
 class TaskFolders:
@@ -33,7 +33,7 @@ class TaskFolders:
         test: Paths of the held-out tasks.
 
     Raises:
-        InvalidDatasetError: There are no tasks, a task is invalid, or none remain to train on.
+        InvalidDatasetError: There are no tasks, a task is invalid, or no tasks remain for training.
     """
 
     from_path = True

@@ -5,8 +5,8 @@
 This is the sandbox's init process, so a command's background processes (a terminal, a server) keep
 running until the sandbox stops. Its stdin is a socket. Each message contains five file descriptors:
 a socket for one command, a JSON file with the command ("argv", "cwd", "env"), and the command's
-stdin, stdout and stderr. We send the exit status over the command's socket. If the socket is closed
-before that, we kill the command and its process group. This file does not import evert.
+stdin, stdout and stderr. We send the exit status over the command's socket. If that socket is
+closed first, we kill the command and its process group. This file does not import evert.
 """
 
 import json
@@ -22,7 +22,7 @@ import threading
 NO_PROGRAM = 127
 
 LONGEST_FILE = 2**30
-"""Maximum size of a file written in the sandbox, and of a command's output, in bytes."""
+"""Maximum size in bytes of each file that is written in the sandbox, and of a command's output."""
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def _answer(reply: int, request: int, *files: int) -> None:
 
 
 def _status(process: "subprocess.Popen[bytes]", reply: int) -> int:
-    """Return the command's exit status. Kill it if the caller closes the socket."""
+    """Return the command's exit status. If the caller closes the socket, kill the command."""
     if sys.platform != "linux":  # tells mypy that the rest runs on Linux
         raise NotImplementedError("Sandboxes require Linux.")
     ended, poll = os.pidfd_open(process.pid), select.poll()

@@ -32,7 +32,7 @@ class ImagePlan:
     workdir: PurePosixPath = field(default_factory=lambda: PurePosixPath("/"))
     variables: dict[str, str] = field(default_factory=dict)
     copies: list[tuple[list[Path], str]] = field(default_factory=list)
-    """Sources and their absolute target, which is a folder if it ends with "/"."""
+    """For each COPY: the sources and the absolute target, which is a folder if it ends with "/"."""
 
     @classmethod
     def of(cls, task: str, folder: Path, config: Any) -> "ImagePlan":
@@ -41,7 +41,7 @@ class ImagePlan:
         Args:
             task: Name of the task, for error messages.
             folder: The task's ``environment`` folder.
-            config: The ``[environment]`` table of its ``task.toml``, parsed by Harbor.
+            config: The ``[environment]`` table of the task's ``task.toml``, parsed by Harbor.
 
         Raises:
             SandboxBuildFailedError: The task needs more than local programs and its own files.
@@ -123,7 +123,7 @@ class ImagePlan:
 
 
 def _leads_elsewhere(folder: Path) -> bool:
-    """Return whether a folder has links that may leave it. COPY could write through them."""
+    """Return whether a folder has links that may lead outside. COPY could write through them."""
     links = [path for path in folder.resolve().rglob("*") if path.is_symlink()]
     return any(to.is_absolute() or ".." in to.parts for to in map(Path.readlink, links))
 

@@ -1,8 +1,8 @@
 """Default settings for Harbor's agents, which users can override.
 
 ``QUIET`` is always used. It disables retries, timeouts while the trainer samples, and model calls
-that don't serve the task, such as those for titles or memories. ``LEAN`` is used with
-``lean=True``. It keeps the task, but removes most of the rest of the first prompt.
+that don't serve the task, such as calls that write titles or memories. ``LEAN`` is used with
+``lean=True``. It removes most of the first prompt, except the task.
 
 A profile contains fields of Harbor's ``AgentConfig``, "files" to write into the environment, and
 "completes_arguments", which says whether the agent fills in tool call arguments before sending them
@@ -32,7 +32,7 @@ SETTINGS = "/root/.evert/settings.json"
 CLAUDE = {
     name: value
     for name, value in anthropic_claude.ENVIRONMENT.items()
-    if "{" not in value  # Harbor sets the models
+    if "{" not in value  # skip the models, which Harbor sets
 }
 
 TOOLS = ("list", "glob", "grep", "task", "todowrite", "webfetch", "skill", "question", "patch")
@@ -120,7 +120,7 @@ def profile(name: str, lean: bool) -> Profile:
 
 
 def _merged(base: Any, override: Any) -> Any:
-    """Merge nested dicts. If both have a value, ``override`` wins."""
+    """Merge nested dicts. If both have a value for a key, the value in ``override`` wins."""
     if not isinstance(base, dict) or not isinstance(override, dict):
         return override
     merged = {key: _merged(base[key], override[key]) for key in base.keys() & override.keys()}

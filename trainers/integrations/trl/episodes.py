@@ -18,7 +18,7 @@ from evert.trainers.episodes.failures import Failure, failure_in, failure_of
 from evert.trainers.episodes.playing import summed
 
 DROPPED = "dropped_lineages"
-"""Metric: how many lineages of an episode TRL does not train on."""
+"""Metric: the number of lineages of an episode that TRL does not train on."""
 FAILED = "failed"
 """Metric: 1 if an episode is excluded because its agent failed, else 0."""
 

@@ -34,7 +34,7 @@ NEUTRAL = {
     "min_p": (0.0, None),
     "repetition_penalty": (1.0,),
 }
-"""Trainer settings that can alter the sampling distribution, each with its neutral values."""
+"""Trainer settings that can alter the sampling distribution, and the values that don't alter it."""
 SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
 """Types of distributed training in which no process has all of the weights."""
 

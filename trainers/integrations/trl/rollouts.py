@@ -130,7 +130,8 @@ class Rollouts:
         Returns:
             A dict of columns with one row per prompt: ``prompt_ids``, ``completion_ids``,
             ``env_mask`` and ``logprobs``, plus ``task``, ``episode_reward`` and ``episode_metrics``
-            for reward functions. ``logprobs`` is None if unavailable at the sampling temperature.
+            for reward functions. ``logprobs`` is None if the policy cannot return log-probabilities
+            at the sampling temperature.
 
         Raises:
             AgentError: All episodes failed.
@@ -186,7 +187,7 @@ class Rollouts:
         return await side_by_side(map(play_task, tasks))
 
     def _options_with(self, source: TrlPolicy, trainer: Any) -> EnvOptions:
-        """Add a renderer, and the model's and the trainer's limits, to the options."""
+        """Return the options plus a renderer and the limits of the model and the trainer."""
         renderer = self._options.get("renderer")
         if renderer is None:
             model = str(trainer.accelerator.unwrap_model(trainer.model).config.name_or_path)

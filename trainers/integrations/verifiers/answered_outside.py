@@ -18,7 +18,7 @@ from evert.bridge.episode.inbox import Inbox
 from evert.bridge.errors import EvertError
 
 REPORT = ("lineages", "drift", "tools_offered", NO_CALL, STOP_METRIC_PREFIX)
-"""Prefixes of the metrics that we drop: those about the Env's tokens and how it ended."""
+"""Prefixes of metrics to drop, because they describe the Env's tokens or how the Env ended."""
 
 
 async def play_at(
@@ -52,5 +52,5 @@ class _Elsewhere(ChatAgentEnv):
 
     async def _begin(self) -> tuple[Episode, Inbox[Any]]:
         episode, inbox = await super()._begin()
-        episode.routes.instead = self.answer  # set before the agent's first call
+        episode.routes.instead = self.answer  # must be set before the agent's first call
         return episode, inbox

@@ -1,6 +1,6 @@
 """``AgentTaskset`` and ``AgentHarness``: an agent and its tasks as verifiers plugins.
 
-verifiers looks up plugins by module name, so you need a module that exports them:
+verifiers looks up plugins by module name, so you need a module that exports both:
 
     from evert.verifiers import AgentHarness, AgentTaskset
 

@@ -44,9 +44,11 @@ class EvertAgentLoop(AgentLoopBase):  # type: ignore[misc]
         renderer_name: The Cookbook renderer. Defaults to the one that matches the model's name.
         branches: How to train on episodes with several token sequences: "all" creates an output for
             each sequence. "last" creates one for the last sequence, and counts the others in
-            ``lineages_left_out``. Defaults to "all" if the trainer supports it, otherwise "last".
+            ``lineages_left_out``. Defaults to "all" if the trainer supports it, and to "last"
+            otherwise.
         task: Where to find the task in a dataset row: a dotted path, or "row" for the whole
-            row. Defaults to the path that ``write_dataset`` uses; rows without it have no task.
+            row. Defaults to the path that ``write_dataset`` uses. If a row does not have that
+            default path, its episode has no task.
         name: Name of the loop in the YAML file.
         tools: verl's tools. Unused, because agents have their own tools.
         **settings: Arguments from verl, and episode settings of ``evert train``, such as

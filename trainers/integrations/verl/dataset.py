@@ -36,7 +36,7 @@ def write_dataset(
         path: Output file, ``*.parquet``.
         tasks: A sequence of tasks, or its import path 'package.module:name'. Tasks must be
             JSON-serializable: numbers, strings, lists and dicts.
-        agent_name: The ``name`` of the agent loop in the YAML file that should play the tasks.
+        agent_name: The agent loop that should play the tasks (its ``name`` in the YAML file).
         data_source: The name under which verl reports validation results on these tasks.
 
     Raises:
@@ -63,8 +63,8 @@ def write_dataset(
 def task_of(row: Mapping[str, Any], path: str | None) -> Any:
     """Return the task at ``path`` in a row.
 
-    If ``path`` is None, look where ``write_dataset`` puts the task, and return NO_TASK if there
-    is none.
+    If ``path`` is None, use the path at which ``write_dataset`` stores the task. If the row does
+    not have that path, return NO_TASK.
 
     Raises:
         InvalidDatasetError: ``path`` does not exist in the row.

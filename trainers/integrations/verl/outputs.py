@@ -12,7 +12,7 @@ from evert.bridge.records.sequences import TokenSequence, sequences
 from evert.trainers.integrations.verl.settings import ALL, LoopSettings, Room
 
 LEFT_OUT = "lineages_left_out"
-"""Key in ``reward_extra_info``: how many lineages of the episode are not trained on."""
+"""Key in ``reward_extra_info`` for the number of the episode's lineages that are not trained on."""
 
 
 def outputs(

@@ -83,7 +83,10 @@ class ServerPolicy(TokenCompleter):
         return prompt
 
     def _stops(self, stop: StopCondition) -> dict[str, Any]:
-        """Return stop settings. Special tokens become ids, since the server's text omits them."""
+        """Return verl's stop settings.
+
+        Special tokens are passed as ids, because the server removes them from its text.
+        """
         control = self._tokenizer.get_added_vocab()
         ids = [mark if isinstance(mark, int) else control.get(mark) for mark in stop]
         texts = [mark for mark in stop if isinstance(mark, str) and mark not in control]

@@ -42,7 +42,7 @@ class Room:
     prompt: int
     response: int
     context: int
-    """Maximum length of a prompt plus its reply, at most ``prompt`` + ``response``."""
+    """Maximum length of a prompt plus its reply. Cannot exceed ``prompt`` + ``response``."""
 
     @staticmethod
     def of(rollout: Any) -> "Room":

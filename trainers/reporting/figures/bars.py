@@ -1,4 +1,4 @@
-"""Bar charts of models' success rates with 95% intervals, and of where the time went.
+"""Bar charts of models' success rates with 95% intervals, and of how runs spent their time.
 
 The bars are horizontal to leave room for long names. Rates, intervals and counts are shown next to
 them.
@@ -17,7 +17,7 @@ from evert.trainers.reporting.figures.style import INK, SMALL, SOFT, Axes, plain
 
 SPLITS = {"train": "seen in training", "test": "held out"}
 PARTS = (("#22405c", "#ffffff"), ("#5b86a8", "#ffffff"), ("#a5c0d6", INK), ("#dbe4ec", INK))
-"""Colours of the segments of a time bar, and of the numbers shown on them."""
+"""For each segment of a time bar: its colour, and the colour of the number shown on it."""
 LONGEST = 28
 """Maximum length of a bar's label."""
 
@@ -59,7 +59,7 @@ def _draw_shares(
     _lay(axes, ticks, place - 0.4)
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    style.head(axes, title, "share of successful episodes, with 95 % confidence interval")
+    style.head(axes, title, "success rate, with 95 % confidence interval")
     return figure
 
 
@@ -74,7 +74,7 @@ def _draw_share(axes: Axes, place: float, score: Score, colour: str) -> None:
 
 
 def draw_time(labels: Sequence[str], spent: Sequence[Mapping[str, float] | None]) -> Figure:
-    """Draw one bar per run, showing how its time was spent. Skip None (time not recorded)."""
+    """Draw one bar per run that shows how its time was spent. Skip runs without recorded times."""
     pairs = zip(style.short_names(labels), spent, strict=True)
     rows = [(plain(name, LONGEST), parts) for name, parts in pairs if parts]
     totals = [sum(parts.values()) or 1.0 for _, parts in rows]

@@ -20,11 +20,11 @@ Line: TypeAlias = tuple[str, Curve, str, str]
 REWARD = "mean reward of an episode, temperature 1"
 REWARDS = (("in training", COLOURS[5]), ("held out", COLOURS[1]))
 FEW = 10
-"""Curves with fewer points are not smoothed, and have markers."""
+"""Curves with fewer points than this are not smoothed, and have markers."""
 FLAT = 10
 """Lines are considered flat if their range is at most a tenth of their largest value."""
 LEAST = {"nats per token": 0.01}
-"""Smallest relevant difference, by unit."""
+"""For each unit, the smallest range that matters. Lines with a smaller range count as flat."""
 
 
 def draw_panel(
@@ -96,9 +96,9 @@ def _draw(
 
 
 def _settle(axes: Axes, unit: str, lines: Sequence[Line]) -> None:
-    """Set the limits of the y axis. Include 0 and 1 for fractions, and 0 for flat lines.
+    """Set the limits of the y axis. For fractions, include 0 and 1; for flat lines, include 0.
 
-    Intervals can make the axis at most three times as long, and are clipped beyond that.
+    Confidence intervals are clipped if they would make the axis more than three times as long.
     """
     scores = [score for _, curve, *_ in lines for score in curve.scores]
     if not scores:

@@ -9,7 +9,7 @@ def show(value: Any) -> str:
 
 
 def count(value: float | None) -> str:
-    """Format a count, like 12,345 or 1.23 M, or "unknown" for None."""
+    """Format a count, like 12,345 or 1.23 M. Return "unknown" for None."""
     if value is None:
         return "unknown"
     for size, unit in ((1e9, "G"), (1e6, "M")):

@@ -1,9 +1,9 @@
 """Computes curves and times from a run's per-step metrics.
 
 A row contains the Cookbook's metrics for a step. Rows are read from ``metrics.jsonl`` by
-``rundir/metrics.py``. ``read_curve`` returns the curve of a metric, and ``curves`` those of the
-training and held-out rewards. ``clock`` returns the time at each step, and ``time_spent`` the total
-time spent on sampling, training and so on.
+``rundir/metrics.py``. ``read_curve`` returns the curve of any metric, and ``curves`` returns the
+curves of the training reward and the held-out reward. ``clock`` returns the time at each step, and
+``time_spent`` returns the total time spent on sampling, training and so on.
 """
 
 import math
@@ -20,7 +20,7 @@ TIME_PARTS = {
     "training": "time/train_step",
     "held-out scores": "time/run_evaluations_parallel",
 }
-"""The Cookbook's metric for each part of a step. The remaining time is "the rest"."""
+"""The Cookbook's metric for each part of a step. All other time is called "the rest"."""
 MOST_POINTS = 200
 """Maximum number of points in a line. Beyond that, neighbouring points are averaged."""
 
@@ -30,12 +30,12 @@ class Curve:
     """Scores in chronological order. All lists have the same length."""
 
     steps: list[int] = field(default_factory=list)
-    """Steps, counted from 1. Held-out scores are measured after the step; 0 is before training."""
+    """Steps, counted from 1. Held-out scores are measured after a step; 0 means before training."""
     seconds: list[float] = field(default_factory=list)
     """Training time so far."""
     scores: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
-    """Half the width of each score's 95% interval (NaN if unknown). Empty without intervals."""
+    """Half the width of each score's 95% interval (NaN if unknown). Empty if not computed."""
 
 
 def curves(rows: Sequence[Mapping[str, Any]], after: float | None = None) -> tuple[Curve, Curve]:
@@ -67,7 +67,7 @@ def is_number(value: object) -> bool:
 
 
 def clock(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return the training time in seconds before each step, followed by the total."""
+    """Return how many seconds of training preceded each step, followed by the total."""
     times = [0.0]
     for row in rows:
         times.append(times[-1] + row.get("time/total", 0.0))

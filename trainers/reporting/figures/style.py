@@ -26,7 +26,7 @@ DASHES = ("-", "--")
 MOST_LINES = len(COLOURS) * len(DASHES)
 """Maximum number of lines that can be distinguished."""
 FEW_LINES = 6
-"""With at most this many lines, labels can use several rows."""
+"""If a plot has at most this many lines, their labels can have several rows of text."""
 TITLE, SMALL = 11, 8.5
 """Font sizes, in points."""
 UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))

@@ -24,7 +24,7 @@ class Scale:
 
     title: str
     choices: Sequence[Any] = ()
-    """Values of the list, lowest first, or empty for a range."""
+    """The list's values, lowest first. Empty for a range."""
     low: float = 0.0
     high: float = 1.0
     log: bool = False
@@ -38,7 +38,7 @@ class Scale:
         return float((value - self.low) / (self.high - self.low))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Return heights and labels for a list's values, or a range's bounds and round numbers."""
+        """Return heights and labels of a list's values, or of a range's ends and round numbers."""
         if self.choices:
             return [(self.place(value), show(value)) for value in self.choices]
         round_numbers = LogLocator() if self.log else MaxNLocator(5)

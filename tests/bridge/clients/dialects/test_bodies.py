@@ -1,5 +1,6 @@
-"""Request bodies are parsed as the standard library would parse them, within limits, and off the
-event loop if long. Server-sent events arrive unchanged, whichever client reads them."""
+"""Request bodies are parsed as the standard library would parse them, unless they exceed a limit.
+Long bodies are parsed off the event loop. Server-sent events arrive unchanged, whichever client
+reads them."""
 
 import asyncio
 import json

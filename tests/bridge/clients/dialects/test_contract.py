@@ -48,7 +48,7 @@ REFUSED: dict[str, list[Any]] = {
     "responseModalities": [["IMAGE"], ["TEXT", "AUDIO"]],
     "audioTranscriptionConfig": [{}],
 }  # fmt: skip
-"""Values to send in fields that are refused (default: an arbitrary object)."""
+"""Values to send in refused fields. Fields without an entry here are sent an arbitrary object."""
 
 every_policy = pytest.mark.parametrize(
     ("name", "within"), [(name, within) for name, api in APIS.items() for within in api.settings]
@@ -237,7 +237,7 @@ def field(name: str, **beside: Any) -> Make:
 
 
 def second(name: str, first: Fields) -> Make:
-    """Return a function that builds a body in which this list is `first` and a given value."""
+    """Return a function that builds a body in which this list holds `first` and a given value."""
     return lambda value: {name: [first, value]}
 
 

@@ -121,7 +121,7 @@ BODIES = {
     "/v1beta/models/policy:streamGenerateContent": GEMINI,
 }
 WHOLE = {"/v1beta/models/policy:streamGenerateContent": "/v1beta/models/policy:generateContent"}
-"""Non-streaming counterparts of paths, in APIs that select streaming by path, not by a field."""
+"""Maps a path to its non-streaming counterpart, for APIs whose paths select streaming."""
 COUNTS = {"/v1/messages/count_tokens": ANTHROPIC, "/v1beta/models/policy:countTokens": GEMINI}
 every_api = pytest.mark.parametrize("path", BODIES)
 
@@ -142,7 +142,7 @@ VALUES = st.recursive(
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each container with each of its keys, recursively."""
+    """Yield a (container, key) pair for each key and index in the value, recursively."""
     if isinstance(value, list):
         keys: list[Any] = [*range(len(value))]
     else:
@@ -358,7 +358,7 @@ async def play(bodies: list[tuple[str, bytes]], reply: str) -> None:
             answers.append(await client._endpoint.answer(request))
             if answers[-1].status != 200:
                 check_error(answers[-1], path)
-                # otherwise, too many rejected calls in a row would end the episode
+                # a valid call, because too many rejected calls in a row would end the episode
                 await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}])
         return 1.0
 

@@ -38,7 +38,8 @@ from evert.bridge.ownership import left_alone
 from evert.bridge.tokens.renderer import prompt_renderer
 
 SERVED = "any-name"
-"""Not the policy's name, because take-over would intercept calls before they reach a socket."""
+"""Differs from the policy's name, because take-over would intercept a call to the policy before
+the call reaches a socket."""
 
 QUESTION: list[Any] = [user("Hi")]
 ASKED: Any = {"model": SERVED, "messages": QUESTION}

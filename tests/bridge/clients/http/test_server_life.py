@@ -214,7 +214,8 @@ def test_a_run_that_fails_or_is_cancelled_stops_its_server(error: type[BaseExcep
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # from asyncio
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 50])
 def test_closing_a_loop_stops_its_server(turns: int) -> None:
-    """The server stops however far its startup got, even if the Env is still referenced."""
+    """The server stops when its loop closes, no matter how far the server's startup got and even if
+    the Env is still referenced."""
     addresses: list[Address] = []
     loop = asyncio.new_event_loop()
 

@@ -33,7 +33,7 @@ PATH = "/v1/chat/completions"
 
 @asynccontextmanager
 async def serving(reply: str = "yes", host: str = "127.0.0.1") -> AsyncIterator[Address]:
-    """Serve a rollout that only receives calls over HTTP and gives each one the same reply."""
+    """Serve a rollout whose calls all arrive over HTTP, and give every call the same reply."""
     address: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
     over = asyncio.Event()
 
@@ -68,7 +68,7 @@ async def all_are_closed() -> AsyncIterator[None]:
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
-    await asyncio.sleep(0.1)  # give connections that were just accepted time to close
+    await asyncio.sleep(0.1)  # wait for connections that the server has just accepted to close
 
 
 def place(address: Address) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""An invalid training request is refused before it reaches the worker, and affects no others."""
+"""An invalid training request never reaches the worker and does not affect other requests."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -52,7 +52,7 @@ def test_top_k_prompt_log_probabilities_match_the_model(client: Any, model: Any)
             assert [*values] == pytest.approx(best.values[place - 1].tolist(), abs=1e-4)
             logprob = float(expected(model, TOKENS)[place - 1, TOKENS[place]])
             assert response.prompt_logprobs[place] == pytest.approx(logprob, abs=1e-4)
-    # If asked for more tokens than the vocabulary has, it pads the result, as the SDK does.
+    # If asked for more tokens than the vocabulary has, the engine pads the result, as the SDK does.
     response = ask(client, topk_prompt_logprobs=300)
     assert response.topk_prompt_logprobs_np.token_ids.shape == (8, 300)
     assert response.topk_prompt_logprobs[0] is None

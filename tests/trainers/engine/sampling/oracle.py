@@ -120,8 +120,8 @@ class World:
 
     @contextmanager
     def samplers(self, room: int, chunk: int, *, stems: bool) -> Iterator[list[ModelSampler]]:
-        """Yield a sampler for each model. ``room`` is the size of its prefix cache, ``chunk`` the
-        maximum tokens per pass; with ``stems``, even short common prefixes are stored only once.
+        """Yield a sampler for each model. Its prefix cache has size ``room``. A pass has at most
+        ``chunk`` tokens. With ``stems``, even short common prefixes are stored only once.
         """
         scheduler, made = Scheduler(), list[ModelSampler]()
         with pytest.MonkeyPatch.context() as patch:
@@ -138,7 +138,7 @@ class World:
             scheduler.close()
 
     def logprobs(self, number: int, row: Sequence[int]) -> Tensor:
-        """Return [T - 1, V]: all tokens' distributions after the first, computed in one pass."""
+        """Return [T - 1, V]: the distribution of each token but the first, computed in one pass."""
         key = number, np.array(row).tobytes()
         if key not in self._known:
             with torch.inference_mode():
@@ -187,7 +187,7 @@ def is_drawn(token: int, row: Tensor, params: types.SamplingParams, key: int, st
         return float(row.max() - row[token]) < 1e-3
     best = row.sort(descending=True).values
     if params.top_k > 0 and best[params.top_k - 1] - best[params.top_k] < 1e-3:
-        return True  # rounding decides which of the two is kept
+        return True  # rounding decides which of the two tokens is kept
     [number] = uniforms(np.array([key], np.uint64), np.array([step], np.uint64))
     # Rounding also decides whether top_p includes the token at the cutoff.
     edges = (0.0, 1e-4, -1e-4) if params.top_p < 1 else (0.0,)

@@ -1,7 +1,7 @@
 """Random sampling requests give the same replies and scores as transformers.
 
 The requests vary in shared prefixes, number of samples, length, temperature, truncation, stops and
-seeds. They arrive in bursts and while others are running, and are followed by another turn and by
+seeds. They arrive in bursts and while other requests run, and are followed by another turn and by
 scoring. Models of each family use the fused or the generic path, and several adapters run at once.
 """
 

@@ -24,7 +24,7 @@ FEW, MANY = prompts(*range(5, 13)), prompts(*range(5, 37))
 
 
 class Near(list[float]):
-    """A list of numbers that compares equal up to rounding."""
+    """A list of numbers that is equal to any list with nearly the same numbers."""
 
     def __eq__(self, other: object) -> bool:
         return [*self] == pytest.approx(other, abs=1e-4)

@@ -1,4 +1,4 @@
-"""Checkpoints are complete or absent, replaced atomically, and errors name the damaged file."""
+"""A checkpoint is complete or absent, and replaced atomically. Errors name the damaged file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The Tinker Cookbook's recipes: their command lines, and what the others need before they can run.
+"""The Tinker Cookbook's recipes: their command lines, and what a recipe lacks if it cannot run.
 
     RECIPES    every command line, as typed after ``python -m tinker_cookbook.recipes.``
 

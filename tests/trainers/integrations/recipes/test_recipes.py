@@ -1,9 +1,9 @@
 """Every recipe of the installed Cookbook either runs on the engine or is listed with a reason.
 
-Each runs from its command line, with settings that make it small. A bundled base model replaces
-the models, and local data replace the downloads (``local_data.py``). Nothing else is replaced.
-After a run, its metrics must be finite, and its checkpoints must load and have the right number of
-optimizer steps.
+Each recipe runs from its command line, with settings that make the run small. A bundled base model
+replaces the models, and local data replace the downloads (``local_data.py``). Nothing else is
+replaced. After a run, its metrics must be finite, and its checkpoints must load and have the right
+number of optimizer steps.
 """
 
 import ast
