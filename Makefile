@@ -46,6 +46,8 @@ BIN := .venv/bin
 INSTALL := $(BIN)/python frameworks/run_uv.py pip install --python $(BIN)/python --constraint constraints.txt
 EDITABLE := $(INSTALL) --editable
 SETTINGS ?=
+# How pytest runs the tests of other environments. CI runs several targets at once instead.
+PARALLEL ?= -n 2 --dist worksteal
 COOKBOOK := 0.6.1
 
 .PHONY: train real real-short test quick environment-openai3 environment-trainers frameworks two-frameworks frameworks-openai3 frameworks-openai2 instrumented examples trainers trainers-torch trainers-verifiers harbor tasksets served service tau2 cookbooks versions newest mac lint style types types-darwin types-pyright nightly wheel docs bench games compression credit experiments algorithms kill9 smoke startup soak machine vision gpu clean
@@ -86,16 +88,16 @@ frameworks-openai3: environment-openai3
 	$(BIN)/python frameworks/make_programs.py
 	$(BIN)/python frameworks/make_environment.py aider
 	$(BIN)/python frameworks/add_agents.py openai3
-	.frameworks/openai3/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --environment openai3
+	.frameworks/openai3/bin/python -m pytest $(PARALLEL) tests/frameworks --environment openai3
 
 # Two of the frameworks, tested on each change.
 two-frameworks: environment-openai3
-	.frameworks/openai3/bin/python -m pytest -n 2 --dist worksteal tests/frameworks/test_examples.py -k "langchain or langgraph or openai_agents or versions" --environment openai3
+	.frameworks/openai3/bin/python -m pytest $(PARALLEL) tests/frameworks/test_examples.py -k "langchain or langgraph or openai_agents or versions" --environment openai3
 
 frameworks-openai2: .venv/developing
 	$(BIN)/python frameworks/make_environment.py openai2
 	$(BIN)/python frameworks/add_agents.py openai2
-	.frameworks/openai2/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --ignore tests/frameworks/test_programs.py --environment openai2
+	.frameworks/openai2/bin/python -m pytest $(PARALLEL) tests/frameworks --ignore tests/frameworks/test_programs.py --environment openai2
 
 # Spans, with exporters in memory.
 instrumented: .venv/developing
@@ -112,7 +114,7 @@ trainers: trainers-torch trainers-verifiers
 
 OTHER_TRAINERS ?= tests/other_trainers
 trainers-torch: environment-trainers
-	.frameworks/trainers/bin/python -m pytest -n 2 --dist worksteal $(OTHER_TRAINERS) --environment trainers
+	.frameworks/trainers/bin/python -m pytest $(PARALLEL) $(OTHER_TRAINERS) --environment trainers
 
 environment-openai3: .venv/developing
 	$(BIN)/python frameworks/make_environment.py openai3
@@ -123,7 +125,7 @@ environment-trainers: .venv/developing
 # Also the taskset of verifiers' environments, with the last verifiers that has the older kind.
 trainers-verifiers: .venv/developing
 	$(BIN)/python frameworks/make_environment.py verifiers
-	.frameworks/verifiers/bin/python -m pytest -n 2 --dist worksteal tests/more_trainers --environment verifiers
+	.frameworks/verifiers/bin/python -m pytest $(PARALLEL) tests/more_trainers --environment verifiers
 	$(BIN)/python frameworks/make_environment.py verifiers-v0
 	.frameworks/verifiers-v0/bin/python -m pytest tests/more_trainers --environment verifiers-v0
 
@@ -133,12 +135,12 @@ harbor: .venv/developing
 	$(BIN)/python frameworks/make_programs.py
 	$(BIN)/python frameworks/make_environment.py aider
 	$(BIN)/python frameworks/make_environment.py harbor
-	.frameworks/harbor/bin/python -m pytest -n 2 --dist worksteal tests/harbor --environment harbor
+	.frameworks/harbor/bin/python -m pytest $(PARALLEL) tests/harbor --environment harbor
 
 # Benchmarks with a script as the model.
 tasksets: .venv/developing
 	$(BIN)/python frameworks/make_environment.py tasksets
-	.frameworks/tasksets/bin/python -m pytest -n 2 --dist worksteal tests/tasksets tests/agents/test_mcp_tools.py --environment tasksets
+	.frameworks/tasksets/bin/python -m pytest $(PARALLEL) tests/tasksets tests/agents/test_mcp_tools.py --environment tasksets
 
 # Any service with Tinker's protocol. Warnings are no errors here: the SDK deprecates parts of itself
 # and leaves connections open.
@@ -158,7 +160,7 @@ served: .venv/developing
 tau2: .venv/developing
 ifdef TAU2_BENCH
 	$(BIN)/python frameworks/make_environment.py tau2
-	.frameworks/tau2/bin/python -m pytest -n 2 --dist worksteal tests/frameworks --environment tau2
+	.frameworks/tau2/bin/python -m pytest $(PARALLEL) tests/frameworks --environment tau2
 else
 	@echo 'SKIPPED: the tests of tau2-bench. Clone https://github.com/sierra-research/tau2-bench and name the folder: make tau2 TAU2_BENCH=PATH'
 endif
@@ -168,7 +170,7 @@ endif
 OVERLAY := $(CURDIR)/.cookbooks/$(COOKBOOK)
 COOKBOOK_TESTS ?= -m cookbook_contract
 cookbooks: .venv/developing $(OVERLAY)
-	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest -n 2 --dist worksteal $(COOKBOOK_TESTS) tests/agents tests/bridge tests/envs tests/trainers
+	PYTHONPATH=$(OVERLAY) $(BIN)/python -m pytest $(PARALLEL) $(COOKBOOK_TESTS) tests/agents tests/bridge tests/envs tests/trainers
 
 # The contract with the Tinker SDK: each version is laid over .venv.
 SDKS := 0.36.0 0.38.0 newest
@@ -176,21 +178,21 @@ SDK_TESTS ?= tests/trainers/engine/clients tests/trainers/training/test_cookbook
 versions: $(SDKS:%=versions-%)
 versions-%: .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/$* $(patsubst %newest,tinker,tinker==$*)
-	PYTHONPATH=$(CURDIR)/.sdks/$* $(BIN)/python -m pytest -n 2 --dist worksteal $(SDK_TESTS)
+	PYTHONPATH=$(CURDIR)/.sdks/$* $(BIN)/python -m pytest $(PARALLEL) $(SDK_TESTS)
 
 # The newest of all that changes often, laid over .venv, without their requirements.
 NEWEST := tinker transformers tokenizers huggingface-hub safetensors openai anthropic google-genai peft gymnasium
 NEWEST_TESTS ?= tests/agents/test_process.py tests/bridge/clients tests/bridge/records tests/bridge/tokens/test_template.py tests/bridge/tokens/test_rendering.py tests/trainers/engine tests/trainers/training/test_cookbook.py
 newest: .venv/developing
 	$(BIN)/python frameworks/run_uv.py pip install --no-deps --upgrade --target .sdks/all $(NEWEST)
-	PYTHONPATH=$(CURDIR)/.sdks/all $(BIN)/python -m pytest -n 2 --dist worksteal $(NEWEST_TESTS)
+	PYTHONPATH=$(CURDIR)/.sdks/all $(BIN)/python -m pytest $(PARALLEL) $(NEWEST_TESTS)
 
 # Linux, with what macOS lacks hidden from evert: tests/platforms/simulation.py. Its paths are longer,
 # and its temporary folder is behind a link.
 MAC_TESTS ?= tests/bridge tests/trainers/workers tests/trainers/sweeping tests/agents/test_agents.py tests/agents/test_cookbook_agent.py tests/agents/test_process*.py tests/agents/test_supervisor.py
 mac: .venv/developing
 	mkdir -p .mac/private && ln -sfn private .mac/tmp
-	TMPDIR=$(CURDIR)/.mac/tmp PYTHONPATH=tests/platforms/darwin $(BIN)/python -m pytest -n 2 --dist worksteal $(MAC_TESTS)
+	TMPDIR=$(CURDIR)/.mac/tmp PYTHONPATH=tests/platforms/darwin $(BIN)/python -m pytest $(PARALLEL) $(MAC_TESTS)
 	EVERT_NIGHTLY=1 $(BIN)/python -m pytest -n 2 tests/platforms
 
 $(OVERLAY): | .venv/developing

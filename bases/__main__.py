@@ -86,7 +86,7 @@ def _command(config: MakingConfig) -> str:
 
 
 def _cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Cast a model in place. Avoids transformers' own ``to``, whose type hints are wrong."""
+    """Cast a model in place. Avoids the type hints of transformers' own ``to``, which are wrong."""
     model.to(dtype)
 
 
@@ -105,7 +105,7 @@ def main(config: MakingConfig) -> None:
     _cast(model, torch.float32)
     tokenizer.save_pretrained(config.out)
     for file in Path(config.out).iterdir():
-        file.chmod(0o644)  # safetensors lets only the owner read its files, but all users must
+        file.chmod(0o644)  # safetensors files are owner-only, but all users must have access
     describe(config, model, tokenizer, losses)
     print(Path(config.out, "README.md").read_text())
 

@@ -1,6 +1,6 @@
 """Training data for ``evert-tiny``: chats and guess-number games.
 
-In the games, the training target at each position is a probability distribution over the digits.
+In the games, the training target for each digit of a guess is a probability distribution.
 :class:`ChatCorpus` draws the dialogues for each training step. Nothing is stored on disk: the seed
 determines the corpus.
 """

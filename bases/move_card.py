@@ -25,8 +25,8 @@ class Sight(NamedTuple):
     Attributes:
         boards: Mean KL divergence from the players' tic-tac-toe moves, in nats.
         hands: Mean KL divergence from the players' Blackjack actions, in nats.
-        obeyed: For each system message, the mean probability of the moves that follow it, on boards
-            where some moves do not.
+        obeyed: For each system message, the mean total probability of the moves that follow it, on
+            boards where some moves do not.
     """
 
     boards: float

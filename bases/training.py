@@ -35,7 +35,7 @@ class MakingConfig:
     )
     start: str = chz.field(default="", doc="folder with initial weights (default: random weights)")
     habits: bool = chz.field(
-        default=False, doc="add games by players with habits (for evert-tiny's later stages)"
+        default=False, doc="in games, players have habits (for evert-tiny's later stages)"
     )
     steps: int = chz.field(default=1200, doc="optimiser steps")
     warm_up: float = chz.field(default=0.12, doc="fraction of steps that use only short dialogues")

@@ -200,7 +200,7 @@ def killed(names: list[str], number: signal.Signals, sandbox: bool = False) -> d
 
 
 async def supervised(count: int, sandbox: bool | None = None) -> float:
-    """Return how long a no-op command takes (median seconds; in a sandbox if possible)."""
+    """Return how long a no-op command takes (median seconds; default: in a sandbox if possible)."""
     times = []
     for _ in range(count):
         start = time.perf_counter()

@@ -10,8 +10,8 @@ These costs are measured on one core, in CPU seconds, so that other load makes l
 In the queueing model, episodes circulate between a worker's core, the trainer's process (its
 service and its loop share one core because of the GIL) and the sampler, where they wait for a
 reply. ``throughput`` solves this closed queueing network exactly, with mean value analysis. All
-other inputs (the CPU time of the agent, the latency of a reply, the failure rate of machines) are
-assumptions, which options can change.
+other inputs (such as the CPU time of the agent, the latency of a reply, and the failure rate of
+machines) are assumptions, which options can change.
 
     python benchmarks/scale.py [--quick] [--plot scale.png]
 """

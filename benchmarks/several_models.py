@@ -31,7 +31,7 @@ MEASURES = {
     "compressor/reward": "compressor's reward",
     "reconstructor/gain": "reconstructor's gain",
 }
-"""Information in a code, in nats. The reward subtracts the cost of the code, the gain doesn't."""
+"""Information in a code, in nats. The reward subtracts the cost of the code; the gain doesn't."""
 MOST_TOLD = 9.1
 """Information in a four-digit number, in nats (ln 9000). No code can carry more."""
 FIRST, LAST = 2, 5

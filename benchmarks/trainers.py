@@ -8,10 +8,10 @@ The four trainers are ``evert train``, the loop from ``docs/own-loop.md``, verl'
 ``main_ppo`` (``examples/verl_on_cpu``) and TRL's ``GRPOTrainer`` (``examples/trl_on_cpu``). The
 last two run in ``.frameworks/trainers``. All use the same agent, base model and learning rate, and
 run sequentially on the CPU, for 30 steps of 8 tasks with 8 episodes each. Rewards and step times
-are taken from each trainer's own log; the script prints and saves them. The benchmark fails if a
-run fails, or if its mean reward over the last five steps is below 0.95. ``--model .models/smollm2``
-trains an adapter for a real model instead, with 12 steps of 12 tasks on two threads. This excludes
-verl, because that example supports only ``evert-tiny``.
+are taken from the trainer's own log (if it has one); the script prints and saves them. The
+benchmark fails if a run fails, or if its mean reward over the last five steps is below 0.95.
+``--model .models/smollm2`` trains an adapter for a real model instead, with 12 steps of 12 tasks on
+two threads. This excludes verl, because that example supports only ``evert-tiny``.
 """
 
 import argparse

@@ -242,7 +242,7 @@ def problem_of(played: dict[str, Any]) -> str | None:
 
 
 def surprise(played: dict[str, Any]) -> str | None:
-    """If an outcome is not among the expected failures, return why; otherwise, return None."""
+    """If an outcome does not match the expected failures, return why; otherwise, return None."""
     problem, name = problem_of(played), played["example"]
     if problem is not None:
         return None if failure_of(name, problem) else f"{name}: {problem}"

@@ -42,8 +42,8 @@ class _Handle:
         """Add a reward to the latest transition or, if there are none yet, to the first one.
 
         The Cookbook computes advantages from the sum of a trajectory's rewards minus the group
-        mean. It therefore does not matter which transition gets the reward: it counts equally for
-        all tokens of the episode.
+        mean. With these advantages, it does not matter which transition gets the reward: it counts
+        equally for all tokens of the episode.
 
         Raises:
             RewardError: The reward is not a finite number.

@@ -67,8 +67,8 @@ class Budget:
     def _longest_prompt(self) -> PromptLimit:
         """Return the smaller of the token budget and the context length, with its stop reason.
 
-        If the user's budget is the smaller limit, the stop reason is ``max_tokens``; otherwise, it
-        is ``context_overflow``.
+        The stop reason is ``max_tokens`` if the budget is not larger than the context length, or if
+        ``max_response_tokens`` is set; otherwise, it is ``context_overflow``.
         """
         budget, context, response = self.limits.max_trajectory_tokens, self._context, self._response
         tightest_of_both = tightest(budget, context)

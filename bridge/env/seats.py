@@ -49,7 +49,7 @@ from evert.bridge.models.frozen import FrozenModel
 T = TypeVar("T")
 
 LONE_SEAT_PATIENCE = 1.0
-"""Seconds to wait for missing seats once every unfinished Env of the group waits for a seat."""
+"""Seconds to wait for missing seats once every unfinished Env of the group waits for them."""
 
 
 def frozen_seats(models: Mapping[str, object] | None) -> tuple[str, ...]:

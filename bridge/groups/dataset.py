@@ -198,7 +198,9 @@ class AgentDatasetBuilder(RLDatasetBuilder):
         "all seats).",
     )
     test_opponents: Any | None = chz.field(
-        default=None, munger=_keep, doc="Frozen models for seats in test episodes, e.g. Against."
+        default=None,
+        munger=_keep,
+        doc="Chooses frozen models for seats in test episodes, e.g. Against.",
     )
     model_name: str = chz.field(default=BASE_MODEL, doc="Name of the model whose tokenizer to use.")
     renderer_name: str = chz.field(default=BASE_RENDERER, doc="Name of a Cookbook renderer.")

@@ -2,8 +2,8 @@
 
 The training recipe starts with a warm-up on random actions, which shows a tiny model how to reply,
 followed by RL with seeds as tasks. Games that a bundled base model already knows don't need a
-warm-up. If such a base model plays, the prompt leaves out the rules, because the model would not
-understand them.
+warm-up. If any bundled base model plays, the prompt leaves out the rules, because the model would
+not understand them.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """tau2-bench, with its orchestrator, environments, user simulator and evaluator unchanged.
 
-There are three agents, each for training a different role. Each runs a task with the
+There are three agents, which differ in the roles that are trained. Each runs a task with the
 benchmark's own function and returns its reward. Both roles call models by name through LiteLLM, and
 evert takes over calls to the names it knows:
 

@@ -1,4 +1,4 @@
-"""A command's environment variables. Only ``env=`` passes secrets; its output is redacted."""
+"""A command only sees the secrets passed with ``env=``, which are redacted in its output."""
 
 import json
 import os

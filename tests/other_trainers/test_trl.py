@@ -409,7 +409,7 @@ def test_the_models_context_length_limits_prompts_and_another_dataset_is_refused
 
 
 def test_log_probabilities_are_left_out_at_other_temperatures(tmp_path: Path) -> None:
-    """Log-probabilities are reported at temperature 1, but TRL trains the sampling distribution."""
+    """The engine's log-probabilities are at temperature 1; TRL trains the sampling distribution."""
     rollouts = game("identity")
     (step,) = trained(rollouts, tmp_path, temperature=1e-4)
 

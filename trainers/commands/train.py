@@ -110,8 +110,8 @@ def train(
 
     Args:
         agent: The agent, or its import path. None for a game (``env="identity"``) or a taskset.
-        tasks: The tasks to train on: a sequence, an import path, or a file. If there is no
-            agent, pass a taskset: ``"reasoning_gym:chain_sum"``, or
+        tasks: The tasks to train on: a sequence, an import path, or a file. Without an
+            agent or a game, pass a taskset: ``"reasoning_gym:chain_sum"``, or
             ``{"id": ..., "max_terms": 2}``.
         test_tasks: Held-out tasks. Defaults to the game's held-out tasks, if there are any.
         console: Where to print progress. Defaults to stdout; ``Console(quiet=True)`` disables it.

@@ -35,7 +35,7 @@ FIELDS = {
     "parse_error_policy": ("rl/rollout_limits.py", "ParseErrorPolicy"),
     "cookbook": ("rl/train.py", "Config"),
 }
-"""Maps each mapping setting to the Cookbook file and class whose fields are its allowed keys."""
+"""Maps mapping settings to the Cookbook file and class whose fields are their allowed keys."""
 
 
 class UsageError(EvertError, ValueError):

@@ -193,7 +193,7 @@ def wandb_hosts(settings: TrainSettings) -> tuple[str, ...]:
         return ()
     import wandb
 
-    # This reads the environment and W&B's config files. From now on, W&B uses the run's log.
+    # This reads the environment and W&B's config files. From now on, W&B writes to the run's log.
     wandb_settings = wandb.setup(wandb.Settings(silent=True)).settings
     host = urlsplit(wandb_settings.base_url).hostname
     return (host,) if host and wandb_settings.mode in ("online", "run", "shared") else ()

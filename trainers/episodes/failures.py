@@ -30,7 +30,7 @@ from evert.trainers.system.files import BATCHES, read_jsonl
 OVERFLOW, NO_REWARD, WRONG_NAME = "context_overflow", "no_reward", "wrong_model_name"
 REFUSED_REQUEST = "refused_request"
 REFUSALS = (BadRequestError, UnprocessableEntityError)
-"""Errors from a policy's endpoint that affect one request. Other errors affect all requests."""
+"""Errors from a policy's endpoint that affect one request. Its other errors affect all requests."""
 KINDS = {
     AGENT_ERROR: ("agent error", "Fix the agent at the line shown in the traceback."),
     AGENT_TIMEOUT: ("timeout", "Find out what the agent is waiting for, or raise agent_timeout."),

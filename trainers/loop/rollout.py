@@ -96,7 +96,7 @@ async def rollout(
 
     Raises:
         AgentError: All episodes failed.
-        InvalidAgentError, InvalidDatasetError: See ``ChatAgentGroupBuilder``; no tasks or policy.
+        InvalidAgentError, InvalidDatasetError: See ``ChatAgentGroupBuilder``; or no task or policy.
     """
     tasks = _load(tasks)
     names, policies = _by_seat(policy, seats)
@@ -193,7 +193,7 @@ def _check_vocabularies(policies: Sequence[Policy]) -> None:
 
 
 def _with_model(options: EnvOptions, policies: Sequence[Policy]) -> EnvOptions:
-    """If renderer or context length are not set, use those of the first policy's base model."""
+    """If renderer or context length is not set, use that of the first policy's base model."""
     sampled = [candidate for candidate in policies if not isinstance(candidate, TokenCompleter)]
     policy = sampled[0] if sampled else None
     _check_vocabularies(sampled)

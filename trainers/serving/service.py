@@ -305,7 +305,7 @@ class PolicyService:
 
 
 def _check_length(text: str, client: Any) -> None:
-    """Reject text that exceeds the context, because tokenizing it would delay other requests."""
+    """Reject text that can't fit, because tokenizing it would delay other requests for seconds."""
     context = context_length_here(client.get_base_model())
     if context is None or len(text) <= context:
         return

@@ -59,7 +59,7 @@ def _paths(names: Mapping[str, str]) -> dict[str, str]:
 
 
 SETTING_OF = _paths(COPIED) | _paths(CONVERTED) | RENAMED
-"""Maps the path of each field in the Config to the evert setting that controls it."""
+"""Maps paths of fields in the Config to the evert settings that control them."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ before it logs the step, and in the warm-up it submits the next batch early."""
 def settings_of_run(options: Mapping[str, Any]) -> TrainSettings:
     """Read settings. The defaults come from the run to resume or, for a new run, from the recipe.
 
-    If a frozen model is itself a run, it is pinned to the step that was its latest when this run
-    was started.
+    If a frozen model is a run (``runs/NAME``, without a step), it is pinned to the step that was
+    its latest when this run was started.
     """
     path = Path(options.get("log_path") or "").expanduser()
     with files.file_errors(path, "log_path"):
@@ -212,7 +212,7 @@ def check_folder(settings: TrainSettings) -> None:
 def open_run(settings: TrainSettings, resume_command: Callable[[Path], str]) -> Iterator[RunFolder]:
     """Create or open a run's folder, and lock it inside the block.
 
-    If there is an error, add a note about how to resume the run. If there is nothing to resume,
+    If there is an error, add a note about how to resume the run or, if there is nothing to resume,
     remove the folder if it is new.
     """
     name = f"{slug(settings.name)}-{slug(Path(settings.model_name).name)}"

@@ -49,5 +49,5 @@ def read_body(content: bytes) -> Mapping[str, Any]:
 
 
 def _count(text: str) -> int:
-    """Return an upper bound on the number of values in JSON (tighter if strings are removed)."""
+    """Return an upper bound on the number of values in JSON (an estimate without strings)."""
     return sum(map(text.count, ",[{")) - text.count("[]") - text.count("{}")

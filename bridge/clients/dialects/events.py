@@ -1,7 +1,6 @@
 """Server-sent events, and ``Stream``, which the dialects convert to events.
 
-Even complete replies are streamed as several deltas, to exercise the agent's code for joining
-deltas.
+Even complete replies are streamed as deltas, to exercise the agent's code for joining deltas.
 """
 
 import json

@@ -56,8 +56,8 @@ IN_HOME, IN_JUDGE = "{home}/", "{judge}/"
 """File name prefixes for files in the episode's home and in the judge's folder."""
 
 LONGEST_VARIABLE = 100_000
-"""Maximum size of an environment variable in bytes. Larger variables stop programs from
-starting."""
+"""Maximum size of an environment variable in bytes. Above a (higher) system limit, programs cannot
+start."""
 
 PLACEHOLDER = re.compile(
     r"\{(task|model|base_url|root_url|api_key|folder|home|env)(\[[^][{}]*\])?\}"

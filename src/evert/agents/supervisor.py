@@ -7,10 +7,10 @@ On Linux, the supervisor is a "subreaper", which means that it becomes the paren
 that lose their parent. A supervisor without children therefore has no descendants.
 
 The supervisor kills all descendants when the command has exited, when it reads a byte from stdin,
-or when the trainer dies. In the last case, it also removes the ``COUNT`` folders. When the trainer
-dies, the kernel closes stdin. In case a fork of the trainer keeps stdin open, the kernel also sends
-SIGCONT. The supervisor prints a single line: "ended STATUS", or "failed ERRNO" if the program
-cannot be started.
+or when the trainer dies. In the last case, it also removes the ``COUNT`` folders. It notices the
+trainer's death because the kernel then closes stdin and sends SIGCONT, which is needed if a fork of
+the trainer keeps stdin open. The supervisor prints a single line: "ended STATUS", or "failed ERRNO"
+if the program cannot be started.
 
 The command can send signals to the supervisor. The supervisor blocks all of them except for
 SIGKILL and SIGSTOP, which cannot be blocked. SIGCONT resumes a stopped supervisor. The trainer

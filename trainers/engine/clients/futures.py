@@ -101,7 +101,7 @@ def chain(first: "Future[S]", then: Callable[[S], "Future[T]"]) -> "Future[T]":
 
 
 def gather_futures(futures: "Sequence[Future[T]]") -> "Future[list[T]]":
-    """Return a future of all results, in order. If calls fail, it raises the first one's error."""
+    """Return a future of all results in order. It raises the first error in that order, if any."""
     outer: Future[list[T]] = Future()
     remaining, lock = len(futures), threading.Lock()
 
@@ -130,7 +130,7 @@ def _settle(outer: "Future[T]", call: Callable[[], T]) -> None:
 
 
 class AnyFuture(Future[T], APIFuture[T]):
-    """An SDK future that is also a standard library future, like those that older SDKs return."""
+    """An SDK future that is also a standard library future, as older SDKs' ``sample`` returned."""
 
     def __init__(self, future: "Future[T]") -> None:
         super().__init__()

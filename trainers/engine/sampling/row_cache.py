@@ -31,7 +31,7 @@ class RowCache:
         return self.keys[0].shape[2]
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for ``rows`` rows of ``length`` tokens. Other rows may be discarded."""
+        """Make room for ``rows`` rows of ``length`` tokens. Rows after those may be discarded."""
         have_rows, have_length = self.keys[0].shape[0], self.length
         if rows <= have_rows and length <= have_length:
             return

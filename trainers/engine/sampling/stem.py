@@ -1,4 +1,4 @@
-"""Stores the common prefix of a batch's rows (the stem) only once while the rows are decoded.
+"""Stores the common prefix of many rows in a batch (the stem) only once while they are decoded.
 
 All rows' attention to the stem is computed as a single matrix product, as in Hydragen and cascade
 attention. With many rows and a long common prompt, a step is two to four times faster than if each

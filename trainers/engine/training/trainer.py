@@ -141,7 +141,7 @@ class Trainer:
         )
 
     def save_weights(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-        """Save the tokenizer and the current weights (or ``state``, an earlier copy of them)."""
+        """Save the tokenizer and the model or adapter (or ``state``, an earlier copy of it)."""
         options: dict[str, Any] = {} if state is None else {"state_dict": state}
         if hasattr(self.model, "peft_config"):
             options["save_embedding_layers"] = False  # large, and unchanged from the base model
