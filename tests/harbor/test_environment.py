@@ -33,7 +33,7 @@ async def typed(*lines: str, task: Path = TASK, **options: Any) -> list[tuple[in
 async def test_a_line_runs_in_the_tasks_folder_and_its_background_processes_keep_running() -> None:
     assert await typed(
         "pwd; ls; echo $HOME",
-        "(while true; do date > /tmp/now; sleep 0.05; done) &",
+        "(while true; do date > /tmp/new; mv /tmp/new /tmp/now; sleep 0.05; done) &",
         "sleep 0.3; test -s /tmp/now && kill -9 $$",
         "echo said; echo wrong >&2; exit 7",
         "no-such-program",
@@ -186,7 +186,7 @@ def test_files_and_variables_of_a_dockerfile_are_in_the_sandbox(tmp_path: Path) 
         (
             "FROM debian\nCOPY files /usr/share/mine",
             {},
-            "COPY at /usr/share/mine, which is the sys",
+            "COPY at /usr/share/mine, which the sandbox",
         ),
         ("FROM debian\nCOPY files /app/../tmp/x", {}, "COPY at /tmp/x, which the sandbox provides"),
         ("FROM debian\nWORKDIR /usr/src", {}, "the workdir at /usr/src, which the sandbox"),
