@@ -71,9 +71,12 @@ def test_unplayable_tasksets_are_listed(tmp_path: Path, monkeypatch: Patch, caps
     [row] = csv.DictReader((tmp_path / "all" / "scores.csv").read_text().splitlines())
     assert (row["tasks"], row["episodes"]) == ("gymnasium:Blackjack-v1", "2")
     episodes = tmp_path / "all" / "gymnasium-Blackjack-v1" / "episodes.jsonl"
-    shutil.rmtree(episodes.parent)
+    before = episodes.read_bytes()
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cli.main(["evaluate", "out=~/all"]) == 0
+    assert episodes.read_bytes() == before
+    shutil.rmtree(episodes.parent)
+    assert cli.main(["evaluate", arguments[4]]) == 0
     evaluation = json.loads((episodes.parent / "evaluation.json").read_text())
     assert evaluation["settings"]["limits"]["max_turns"] == "3"
     assert cli.main([*arguments, "seed=1"]) == 1

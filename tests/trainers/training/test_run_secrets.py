@@ -10,10 +10,10 @@ errors.
 
 import os
 import re
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import STDOUT
-from textwrap import indent
 
 import pytest
 from tests.nightly import each
@@ -148,13 +148,14 @@ def read(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_secret_passed_from_python_is_in_no_output(tmp_path: Path) -> None:
-    (tmp_path / "given.py").write_text(FROM_PYTHON + indent(COMMANDS, "    "))
-    env = {**os.environ, **SECRETS}
-    shown = run_python("given.py", *LATER, cwd=tmp_path, env=env, errors=STDOUT)
+    """The later commands run in a new process, which has not seen the secrets of the training."""
+    (tmp_path / "given.py").write_text(FROM_PYTHON)
+    run = partial(run_python, cwd=tmp_path, env={**os.environ, **SECRETS}, errors=STDOUT)
+    trained, later = run("given.py"), run("-c", COMMANDS, *LATER)
     written = read(tmp_path)
-    trained, later = shown.split("report ended with 0")  # the first command in LATER is report
     assert "[PASSWORD]" in trained
+    assert "report ended with 0" in later
     assert "is an address without a model" in later
     assert len(written) > 10
-    ways = {"output": shown.encode(), **written}
+    ways = {"train": trained.encode(), "commands": later.encode(), **written}
     assert not [way for way, content in ways.items() if b"sentinel" in content]
